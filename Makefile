@@ -1,0 +1,49 @@
+# Everything a fresh machine needs is Python 3.11 or newer and a package registry; `make run` does the rest.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+PROTO  := src/penstock/journal/protocol
+
+.PHONY: run test soak lint format bench proto clean
+
+run: $(READY)  ## the quick start: a sample shop through the log and Spark into two files
+	@$(BIN)/python examples/shop/make_shop.py quickstart/shop.db
+	@cd quickstart && ../$(BIN)/penstock run ../examples/shop/pipeline.py --once
+
+test: $(READY)  ## the whole suite, without the long runs
+	$(BIN)/python -m pytest -m "not soak"
+
+soak: $(READY)  ## the long crash loops
+	$(BIN)/python -m pytest -m soak --timeout=3600
+
+lint: $(READY)
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix src tests benchmarks examples
+	$(BIN)/ruff format src tests benchmarks examples
+
+bench: $(READY)
+	$(BIN)/python benchmarks/spine.py
+
+# An older compiler on purpose: code it generates also loads with protobuf 6.
+proto:  ## regenerate the wire's messages after an edit of a .proto
+	$(PYTHON) -m venv build/protoc && build/protoc/bin/pip install -q 'grpcio-tools==1.74.0'
+	build/protoc/bin/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src $(PROTO)/journal.proto $(PROTO)/penstock.proto
+	sed -i '1i # mypy: disable-error-code="type-arg"' $(PROTO)/*_pb2.pyi
+
+clean:
+	rm -rf $(VENV) quickstart build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Penstock needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "Setting up $(VENV): a few minutes the first time (PySpark alone is 450 MB)."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,216 @@
+"""The contracts between Penstock and an outside system.
+
+An `Adaptor` is a frozen dataclass whose fields are its settings (`penstock.base.settings`). It can be a
+source, a sink, or both; asking for the half it does not have is a `UsageError`.
+
+**Who calls what**
+
+    runner process     Adaptor.source() -> Source.namespaces()          once, for `plan`
+                       Source.read(...)                                 once a start, in a thread of its own
+                       Adaptor.sink() -> Sink.publisher() -> Publisher  once a start
+                       Publisher.open / publish / close                 see there
+    executor process   Stager.stage(...)                                once a task attempt
+
+A sink is written in two steps because Spark's tasks may fail, run twice, or outlive the run that started
+them. Tasks only *stage*, under names that no other attempt uses. The runner then *publishes* what the
+successful attempts reported, and moves the sink's own position in the same act. Nothing that a task does may
+be visible at the target.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from penstock.base.errors import UsageError
+from penstock.log.message import Message, Position, Resume
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Order(Enum):
+    """What order a sink needs inside one batch."""
+
+    TOTAL = "total"
+    PER_KEY = "per key"
+    NONE = "none"
+
+
+class Guarantee(Enum):
+    """What the sink's target holds after any number of crashes."""
+
+    EXACTLY_ONCE = "exactly once"
+    AT_LEAST_ONCE = "at least once"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a source read in one go. The log takes it in one append: all of it, or none.
+
+    `positions` says, for each namespace the batch moved, where to go on from once this batch is durable.
+    `completed` names the namespaces whose copy ends with this batch. A batch may have no messages.
+    """
+
+    messages: Sequence[Message]
+    positions: Mapping[str, Position] = field(default_factory=dict)
+    completed: Sequence[str] = ()
+
+
+class Source(ABC):
+    """Reads an outside system: first what is there (copy), then, if asked to tail, what changes."""
+
+    @abstractmethod
+    def namespaces(self) -> Sequence[str]:
+        """The namespaces there are now; connects, reads no rows. Raises `UsageError` if it cannot."""
+
+    @abstractmethod
+    def read(
+        self,
+        accept: Callable[[str], bool],
+        resume: Mapping[str, Resume],
+        stop: threading.Event,
+    ) -> Iterator[Batch]:
+        """Yield batches of the namespaces that `accept` lets through, each after the position in `resume`.
+
+        The runner asks for the next batch only when there is room for it, so a source may be slow to be
+        asked, and must be quick to end when `stop` is set: it checks between batches and never sleeps
+        longer than a fraction of a second without waiting on `stop`. Returning means the source has run
+        out; a source that tails returns only on `stop`. Batches of about a megabyte or 10,000 messages
+        are a good size; messages above the size limit are refused by the log, by name.
+
+        Resuming must be exact: a message that the log holds is not yielded again, one that it does not
+        hold is. A crash loses every batch that the log has not taken, and positions of them as well.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a task is told: where to stage, under which name, and the range it works on.
+
+    `directory` is fresh for this batch of this run. `name` is unique to the task attempt. Messages with an
+    offset below `skip_below` are already in the target: they count as delivered and are not staged.
+    """
+
+    directory: Path
+    name: str
+    skip_below: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A message that a function or the sink's stager could not take, with the reason."""
+
+    offset: int
+    ns: str
+    error: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What one task attempt reports; small, and free of message bodies.
+
+    `part` is what the publisher needs to find the staged rows (a file name, a table name), empty if the
+    task staged nothing. `first`/`last` are the lowest and highest offset staged; `ordered` whether the rows
+    were staged in the order of their offsets.
+    """
+
+    part: str
+    rows: int
+    messages: int
+    bytes: int
+    first: int
+    last: int
+    ordered: bool
+    namespaces: Mapping[str, int]
+    """The highest offset staged or skipped for each namespace, as the log names it (before `remap`)."""
+    refused: Sequence[Refusal] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SinkPosition:
+    """What a sink has: every message below `watermark`, in this `generation` of its history.
+
+    `log` identifies the commit log; a target written from another log is never continued by accident.
+    """
+
+    log: str
+    generation: int
+    watermark: int
+
+
+class Stager(ABC):
+    """The half of a sink that runs in executors; pickled, so it holds settings and nothing live."""
+
+    @abstractmethod
+    def stage(self, stage: Stage, rows: Iterator[pa.RecordBatch]) -> Staged:
+        """Stage `rows` (columns `offset, ts, mode, op, ns, key, data` and `origin`, the namespace as logged).
+
+        Rows of one message share its offset and follow each other. Called for every partition, also for
+        empty ones. A row that the target can never take is reported in `refused`, not raised: a raised
+        error is retried by Spark and then fails the batch.
+        """
+
+
+class Publisher(ABC):
+    """The half of a sink that runs in the runner and alone makes rows visible."""
+
+    @abstractmethod
+    def open(self, start: SinkPosition) -> SinkPosition | None:
+        """Connect, clean up what a crash left, and tell the position kept inside the target.
+
+        `start` is what the offset log says. None means that the target keeps no position (at least once).
+        Raises `UsageError` if the target holds something that this pipeline did not write.
+        """
+
+    @abstractmethod
+    def publish(self, parts: Sequence[Staged], position: SinkPosition) -> None:
+        """Make these parts visible and move the target's position, both or neither; durable on return.
+
+        `parts` come in the order of their offsets. There may be none: then only the position moves. After
+        an exception the state is unknown; the runner calls `open` again before anything else.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of connections and files. Never publishes."""
+
+
+class Sink(ABC):
+    """Writes an outside system."""
+
+    order: ClassVar[Order]
+    guarantee: ClassVar[Guarantee]
+
+    @abstractmethod
+    def stager(self) -> Stager:
+        """The half for executors."""
+
+    @abstractmethod
+    def publisher(self) -> Publisher:
+        """The half for the runner."""
+
+    @abstractmethod
+    def staging(self, scratch: Path) -> Path:
+        """Where tasks stage: `scratch`, which the runner owns and clears, or a place nearer to the target."""
+
+
+class Adaptor(ABC):
+    """A system that Penstock can read, write, or both."""
+
+    name: ClassVar[str]
+    description: ClassVar[str]
+    reads: ClassVar[bool] = False
+    writes: ClassVar[bool] = False
+
+    def source(self) -> Source:
+        raise UsageError(f"adaptor '{self.name}' cannot be a source", hint="see `penstock about`")
+
+    def sink(self) -> Sink:
+        raise UsageError(f"adaptor '{self.name}' cannot be a sink", hint="see `penstock about`")

@@ -1,0 +1,1 @@
+"""Ground floor: errors, the disk, fault points. Imports nothing else of Penstock."""

@@ -1,0 +1,88 @@
+"""What there is to choose from: adaptors and functions as values that `about` shows and prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import types
+import typing
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from penstock.adaptors.base import Adaptor
+from penstock.base.settings import Setting, settings_of
+from penstock.functions.base import Function
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An adaptor or a function."""
+
+    kind: str
+    """adaptor | function"""
+    name: str
+    description: str
+    uses: tuple[str, ...]
+    """source, sink for adaptors; transform for functions"""
+    settings: tuple[Setting, ...]
+
+    @property
+    def example(self) -> str:
+        """How it is called in a pipeline file."""
+        prefix = "a" if self.kind == "adaptor" else "f"
+        given = (f"{setting.name}={sample(setting)}" for setting in self.settings if setting.required)
+        return f"{prefix}.{self.name}({', '.join(given)})"
+
+
+def entries(adaptors: Mapping[str, type[Adaptor]], functions: Mapping[str, type[Function]]) -> list[Entry]:
+    """Everything there is: adaptors, then functions, each by name."""
+    found = []
+    for name, adaptor in sorted(adaptors.items()):
+        uses = ("source",) * adaptor.reads + ("sink",) * adaptor.writes
+        found.append(Entry("adaptor", name, adaptor.description, uses, _settings(adaptor)))
+    for name, function in sorted(functions.items()):
+        found.append(Entry("function", name, function.description, ("transform",), _settings(function)))
+    return found
+
+
+def _settings(kind: type) -> tuple[Setting, ...]:
+    """The settings of an adaptor or function, their types in words."""
+    hints = typing.get_type_hints(kind)
+    return tuple(dataclasses.replace(known, type=in_words(hints[known.name])) for known in settings_of(kind))
+
+
+def in_words(hint: object) -> str:
+    """A type as a person would say it: `list of str`, `'stop' or 'skip'`, `str or None`."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return " or ".join(map(repr, inner))
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(map(in_words, inner))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return f"dict of {in_words(inner[0])} to {in_words(inner[1])}"
+    if isinstance(origin, type) and issubclass(origin, Collection):
+        return f"list of {in_words(inner[0])}"
+    if hint is type(None):
+        return "None"
+    return hint.__name__ if isinstance(hint, type) else str(hint)
+
+
+def sample(setting: Setting) -> str:
+    """A value for a setting as Python text: its example, else its default, else a variable to be set."""
+    if setting.example is not None:
+        return quoted(setting.example)
+    if not setting.required:
+        return quoted(setting.default)
+    return quoted(f"${{{re.sub('[^A-Z0-9]', '_', setting.name.upper())}}}")
+
+
+def quoted(value: object) -> str:
+    """A value as Python text, strings in double quotes as pipeline files have them."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(quoted(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{quoted(key)}: {quoted(item)}" for key, item in value.items()) + "}"
+    return repr(value)

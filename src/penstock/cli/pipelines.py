@@ -1,0 +1,136 @@
+"""Commands about pipelines that are not running: `init`, `about`, `plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from penstock.base.errors import PenstockError, UsageError, did_you_mean
+from penstock.cli.common import emit, json_option, pipeline_argument, show, wants_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.adaptors.base import Adaptor
+    from penstock.pipeline.definition import Pipeline
+
+
+@click.command()
+@click.argument("source")
+@click.argument("sink")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default=Path("pipeline.py"))
+@click.option("--force", is_flag=True, help="Overwrite FILE if it is there.")
+def init(source: str, sink: str, file: Path, force: bool) -> None:
+    """Write a pipeline file to start from.
+
+    SOURCE and SINK are adaptors (see `penstock about`). The file, pipeline.py if not given, holds all their
+    settings: the required ones with an example, the others as comments with their defaults.
+
+    \b
+    Examples:
+      penstock init sqlite file
+      penstock init generate discard load.py
+      penstock init sqlite file shop.py --force
+    """
+    from penstock import adaptors
+    from penstock.cli.template import pipeline_text
+
+    reads, writes = _adaptor(source, adaptors.ALL), _adaptor(sink, adaptors.ALL)
+    if not reads.reads:
+        raise UsageError(f"adaptor '{source}' cannot be a source", hint=_those_that("reads", adaptors.ALL))
+    if not writes.writes:
+        raise UsageError(f"adaptor '{sink}' cannot be a sink", hint=_those_that("writes", adaptors.ALL))
+    text = pipeline_text(reads, writes, file)
+    try:
+        with file.open("w" if force else "x", encoding="utf-8") as out:
+            out.write(text)
+    except FileExistsError:
+        raise UsageError(
+            f"{file} is already there", hint="give another name, or --force to overwrite it"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}") from None
+    click.echo(f"Wrote {file}. Edit it, then: penstock plan {file}")
+
+
+def _adaptor(name: str, known: Mapping[str, type[Adaptor]]) -> type[Adaptor]:
+    if name not in known:
+        raise UsageError(
+            f"there is no adaptor '{name}'{did_you_mean(name, known)}", hint="see `penstock about`"
+        )
+    return known[name]
+
+
+def _those_that(do: str, known: Mapping[str, type[Adaptor]]) -> str:
+    return "these can: " + ", ".join(sorted(name for name, kind in known.items() if getattr(kind, do)))
+
+
+@click.command()
+@click.argument("name", required=False, metavar="[ADAPTOR|FUNCTION]")
+@json_option
+@click.pass_context
+def about(ctx: click.Context, name: str | None) -> None:
+    """List adaptors and functions, or describe one.
+
+    \b
+    Examples:
+      penstock about
+      penstock about file
+      penstock about pick --json
+    """
+    from penstock import adaptors, functions
+    from penstock.cli.catalogue import entries
+
+    everything = entries(adaptors.ALL, functions.ALL)
+    chosen = [entry for entry in everything if name is None or entry.name == name]
+    if not chosen:
+        known = {entry.name for entry in everything}
+        raise UsageError(f"there is no adaptor or function '{name}'{did_you_mean(name or '', known)}")
+    if wants_json(ctx):
+        for entry in chosen:
+            emit(entry)
+        return
+    from penstock.cli import render
+
+    show(render.catalogue(chosen) if name is None else render.details(chosen))
+
+
+@click.command()
+@pipeline_argument
+@click.option("--offline", is_flag=True, help="Do not ask the source for its namespaces.")
+@json_option
+@click.pass_context
+def plan(ctx: click.Context, pipeline: Pipeline, offline: bool) -> None:
+    """Check PIPELINE and show what it would do; nothing is moved.
+
+    PIPELINE is a file, or FILE:NAME if the file defines several. The source is asked which namespaces it
+    has; if it does not answer, the rest of the plan is still shown, and the exit code is 2.
+
+    \b
+    Examples:
+      penstock plan shop.py
+      penstock plan shop.py --offline
+      penstock plan shop.py:shop --json
+    """
+    from penstock.pipeline.plan import make_plan
+
+    namespaces, failure = None, None
+    if not offline:
+        try:
+            namespaces = pipeline.source_node.adaptor.source().namespaces()
+        except PenstockError as error:
+            failure = error
+    planned = make_plan(pipeline, namespaces, failure.message if failure else None)
+    if wants_json(ctx):
+        emit(planned)
+    else:
+        from penstock.cli import render
+
+        show(render.plan(planned))
+    if failure:
+        raise UsageError(
+            f"source '{planned.source.name}' could not be asked: {failure.message}",
+            hint=failure.hint or "--offline plans without asking it",
+        )

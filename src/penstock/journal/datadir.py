@@ -1,0 +1,178 @@
+"""The data directory of an embedded broker: what is in it, which version wrote it, who owns it now.
+
+    VERSION          format number and the directory's identity, written once, when the directory is made
+    LOCK             held (flock) by the owner for as long as it lives; tells its pid and command
+    broker.sock      the broker's socket, mode 0600; elsewhere if the path would be too long for one
+    keyspace         the local key space: journals and their specs
+    spools/JOURNAL/#/BEGIN.spool      fragments under construction, or not yet in the store
+    fragments/JOURNAL/BEGIN-END-SUM   closed fragments: the root of the `file:///` store
+    index/           caches derived from journals; may be deleted
+    scratch/         what Spark and staging need while running; cleared at start
+
+Only the lock's holder touches these files. Others go through the socket, except that processes of the same
+user may read committed bytes of spools and fragments.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+import msgspec
+
+from penstock.base.disk import Disk
+from penstock.base.errors import CorruptError, InUseError, UsageError
+
+FORMAT = 1
+_SOCKET_PATH_LIMIT = 100
+_LOCK_POLL = 0.05
+
+
+class Version(msgspec.Struct, frozen=True):
+    """Content of the VERSION file."""
+
+    format: int
+    id: str
+    """32 hex digits, made with the directory; the identity of its key space."""
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Content of the LOCK file: who holds it, in words."""
+
+    pid: int
+    command: str
+
+
+class DataDir:
+    """Paths of a data directory. Making one touches nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().absolute()
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / "VERSION").exists()
+
+    @property
+    def keyspace(self) -> Path:
+        return self.path / "keyspace"
+
+    @property
+    def fragments(self) -> Path:
+        return self.path / "fragments"
+
+    @property
+    def index(self) -> Path:
+        return self.path / "index"
+
+    @property
+    def scratch(self) -> Path:
+        return self.path / "scratch"
+
+    def spools(self, journal: str) -> Path:
+        """`#` cannot occur in a journal's name, so no journal's folder can be another's spool folder."""
+        return self.path / "spools" / journal / "#"
+
+    @property
+    def socket(self) -> Path:
+        """The same path for everyone who asks: in the directory, or named after it if that is too long."""
+        inside = self.path / "broker.sock"
+        if len(os.fsencode(inside)) <= _SOCKET_PATH_LIMIT:
+            return inside
+        name = hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:24]
+        return Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}" / f"{name}.sock"
+
+    def version(self) -> Version:
+        """What the VERSION file says; refuses formats that this version of Penstock does not know."""
+        path = self.path / "VERSION"
+        try:
+            version = msgspec.json.decode(path.read_bytes(), type=Version)
+        except FileNotFoundError:
+            raise UsageError(
+                f"no data directory at {self.path}", hint="run a pipeline first, or name one with --data-dir"
+            ) from None
+        except msgspec.DecodeError as error:
+            raise CorruptError(f"not a version file ({error})", where=str(path), position=0) from None
+        if version.format > FORMAT:
+            raise CorruptError(
+                f"format {version.format}, this version of Penstock reads up to {FORMAT}",
+                where=str(path),
+                position=0,
+                hint="use the newer Penstock that wrote it",
+            )
+        return version
+
+    def create(self, disk: Disk) -> Version:
+        """Make the directory if it is not there; its version in any case, durable before anything rests on it."""
+        if self.exists:
+            disk.sync_dir(self.path)  # whoever made it may have died before that
+            return self.version()
+        disk.make_dirs(self.path, 0o700)
+        stray = [entry.name for entry in self.path.iterdir() if entry.name not in ("LOCK", ".VERSION.partial")]
+        if stray:
+            raise UsageError(
+                f"{self.path} is not a data directory and not empty (it holds {stray[0]})",
+                hint="name an empty or new directory",
+            )
+        version = Version(FORMAT, uuid.uuid4().hex)
+        disk.replace_file(self.path / "VERSION", msgspec.json.encode(version))
+        return version
+
+    def owner(self) -> Owner | None:
+        """Who holds the lock now, or None."""
+        try:
+            fd = os.open(self.path / "LOCK", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            try:
+                return msgspec.json.decode(os.read(fd, 4096), type=Owner)
+            except msgspec.DecodeError:
+                return Owner(0, "another process")
+        finally:
+            os.close(fd)
+        return None
+
+
+class Lock:
+    """The exclusive lock on a data directory, released by the kernel however the process ends."""
+
+    def __init__(self, directory: DataDir, patience: float = 0.0) -> None:
+        """Take the lock, waiting up to `patience` seconds for a command that holds it for a moment."""
+        directory.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._fd = os.open(directory.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    os.close(self._fd)
+                    raise in_use(directory) from None
+                time.sleep(_LOCK_POLL)
+        owner = msgspec.json.encode(Owner(os.getpid(), " ".join(["penstock", *sys.argv[1:]])[:1000]))
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, owner, 0)
+
+    def release(self) -> None:
+        os.ftruncate(self._fd, 0)
+        os.close(self._fd)
+
+
+def in_use(directory: DataDir) -> InUseError:
+    """The error a second owner gets."""
+    owner = directory.owner()
+    who = f"process {owner.pid} ({owner.command})" if owner and owner.pid else "another process"
+    return InUseError(
+        f"the data directory {directory.path} is in use by {who}",
+        hint="wait for it or stop it; `penstock status` works meanwhile; or use another --data-dir",
+    )

@@ -1,0 +1,131 @@
+"""The embedded broker: a data directory opened by this process, or the broker of the process that has it.
+
+`EmbeddedBroker` owns the directory: it takes the lock, recovers, and serves the socket from a thread with an
+event loop of its own. `connect` is for commands: whoever owns the directory answers; if nobody does, this
+process owns it for the moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from penstock.base.disk import Disk
+from penstock.base.errors import InUseError, PenstockError
+from penstock.journal.broker import Broker, serve
+from penstock.journal.client import BrokerGoneError, Client
+from penstock.journal.datadir import DataDir, Lock
+
+_PATIENCE = 5.0
+
+
+class EmbeddedBroker:
+    """Owns a data directory from `start` to `stop`."""
+
+    def __init__(
+        self, path: Path, *, create: bool = True, patience: float = _PATIENCE, disk: Disk | None = None
+    ) -> None:
+        self.directory = DataDir(path)
+        self._disk = disk or Disk()
+        if not create:
+            self.directory.version()
+        self._lock = Lock(self.directory, patience)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="broker", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        if self._error is not None:
+            self._thread.join()
+            self._lock.release()
+            raise self._error
+
+    @property
+    def address(self) -> str:
+        return address(self.directory)
+
+    def stop(self) -> None:
+        """Stop serving and let the directory go."""
+        assert self._loop is not None
+        assert self._stop is not None
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+        self._lock.release()
+        if self._error is not None:
+            raise self._error
+
+    def __enter__(self) -> EmbeddedBroker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for us
+            self._error = error
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        version = self.directory.create(self._disk)
+        broker = Broker(self.directory, version, self._disk)
+        try:
+            ready = asyncio.Event()
+            serving = asyncio.create_task(serve(broker, self.directory.socket, ready, self._stop))
+            waiting = asyncio.create_task(ready.wait())
+            await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            if not serving.done():
+                self._ready.set()
+            await serving
+        finally:
+            await broker.close()
+
+
+def address(directory: DataDir) -> str:
+    return f"unix:{directory.socket}"
+
+
+@contextmanager
+def connect(path: Path) -> Iterator[Client]:
+    """A client of whoever owns the data directory; of ourselves if nobody does. Makes no directory."""
+    directory = DataDir(path)
+    directory.version()
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        if directory.owner() is not None:
+            client = Client(address(directory))
+            try:
+                client.list()
+            except BrokerGoneError:
+                client.close()
+                if time.monotonic() > deadline:
+                    raise PenstockError(
+                        f"the owner of {directory.path} does not answer on its socket",
+                        hint="it may still be starting, or hang; see `ps`",
+                    ) from None
+                time.sleep(0.05)
+                continue
+            with client:
+                yield client
+            return
+        try:
+            broker = EmbeddedBroker(path, create=False, patience=0.0)
+        except InUseError:
+            continue
+        with broker, Client(broker.address) as client:
+            yield client
+        return

@@ -1,0 +1,198 @@
+"""The spool on disk: one file that survives `kill -9` and power loss with a single sync a commit.
+
+    0        slot A     64 KiB   a commit record, or what is left of one
+    65536    slot B     64 KiB   the other
+    131072   content             the fragment's bytes, uncompressed, from its begin
+
+Commit records alternate between the slots. A record says: content up to `end` hashes to `sum`. Writing
+content and record needs no order between them, so one sync serves both and every append that waits: after a
+crash the newer record is believed only if the content bears it out; otherwise the older one stands, whose
+content was synced before the newer one was begun.
+
+    magic "PnSp" | crc32 of the rest u32 | sequence u64 | begin i64 | end i64 | first append µs i64 |
+    codec u8 | sum 20 bytes | registers length u32 | registers (a protobuf LabelSet)
+
+All integers big-endian. Recovery hashes the content, which the running SHA1 needs anyway.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.base.disk import Buffer, Disk, DiskFile
+from penstock.base.errors import CorruptError, PenstockError
+from penstock.journal.fragment import ZERO_SUM, Codec, Fragment
+from penstock.journal.protocol import LabelSet
+from penstock.journal.spool import Spool
+from penstock.journal.stores import LocalSpan
+
+MAGIC = b"PnSp"
+SLOT_BYTES = 64 * 1024
+CONTENT_AT = 2 * SLOT_BYTES
+SUFFIX = ".spool"
+
+_OUTER = struct.Struct(">4sI")
+_RECORD = struct.Struct(">QqqqB20sI")
+MAX_REGISTER_BYTES = SLOT_BYTES - _OUTER.size - _RECORD.size
+_HASH_CHUNK = 1 << 20
+
+
+class RegistersTooLargeError(PenstockError):
+    """The registers of a journal must fit a commit record."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecord:
+    """What is known to be committed in this file."""
+
+    sequence: int
+    fragment: Fragment
+    registers: LabelSet
+    first_append: int
+
+
+def encode_record(record: CommitRecord) -> bytes:
+    registers = record.registers.SerializeToString(deterministic=True)
+    if len(registers) > MAX_REGISTER_BYTES:
+        raise RegistersTooLargeError(
+            f"{record.fragment.journal}: registers take {len(registers)} bytes, at most {MAX_REGISTER_BYTES} fit"
+        )
+    fragment = record.fragment
+    body = _RECORD.pack(
+        record.sequence,
+        fragment.begin,
+        fragment.end,
+        record.first_append,
+        int(fragment.codec),
+        fragment.sum,
+        len(registers),
+    )
+    body += registers
+    return _OUTER.pack(MAGIC, zlib.crc32(body)) + body
+
+
+def decode_record(journal: str, slot: bytes) -> CommitRecord | None:
+    """The record in a slot, or None if the slot holds none that is whole."""
+    if len(slot) < _OUTER.size + _RECORD.size:
+        return None
+    magic, crc = _OUTER.unpack_from(slot)
+    if magic != MAGIC:
+        return None
+    fields = _RECORD.unpack_from(slot, _OUTER.size)
+    sequence, begin, end, first_append, codec, digest, length = fields
+    stop = _OUTER.size + _RECORD.size + length
+    if stop > len(slot) or zlib.crc32(slot[_OUTER.size : stop]) != crc:
+        return None
+    registers = LabelSet.FromString(slot[stop - length : stop])
+    fragment = Fragment(journal, begin, end, digest, Codec(codec))
+    return CommitRecord(sequence, fragment, registers, first_append)
+
+
+class SpoolFile:
+    """An open spool file; the storage of a `Spool`. Commits are serialised by the caller."""
+
+    def __init__(self, file: DiskFile, record: CommitRecord) -> None:
+        self._file = file
+        self.record = record
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    @property
+    def fragment(self) -> Fragment:
+        """What this file is known to hold for good."""
+        return self.record.fragment
+
+    @classmethod
+    def create(cls, disk: Disk, directory: Path, fragment: Fragment, registers: LabelSet) -> SpoolFile:
+        """A new file for an empty fragment, durable with its registers before anything rests on it."""
+        record = CommitRecord(0, fragment, registers, 0)
+        encoded = encode_record(record)
+        file = disk.open(directory / f"{fragment.begin:016x}{SUFFIX}", create=True)
+        try:
+            file.truncate(0)
+            file.write_at(encoded, 0)
+            file.sync()
+            disk.sync_dir(directory)
+        except BaseException:
+            file.close()
+            raise
+        return cls(file, record)
+
+    @classmethod
+    def recover(cls, disk: Disk, path: Path, journal: str) -> tuple[SpoolFile, Spool] | None:
+        """Open a file that a crash may have left in any state; None if it never came to life.
+
+        A file comes to life with the sync in `create`; before that nothing was promised about it. What is found
+        is synced first: the process that wrote it may have died before its own sync. The caller sees to the
+        directory.
+        """
+        file = disk.open(path)
+        file.sync()
+        slots = [decode_record(journal, file.read_at(SLOT_BYTES, at)) for at in (0, SLOT_BYTES)]
+        records = sorted((slot for slot in slots if slot is not None), key=lambda slot: -slot.sequence)
+        for record in records:
+            summer = _hash(file, record.fragment.end - record.fragment.begin)
+            if summer is not None and _matches(record.fragment, summer):
+                spool_file = cls(file, record)
+                return spool_file, Spool(record.fragment, record.registers, spool_file, summer=summer)
+        file.close()
+        if records:
+            raise CorruptError(
+                "no commit record is borne out by the content",
+                where=str(path),
+                position=CONTENT_AT,
+                hint="the disk lost or changed bytes it had confirmed; keep the file and restore from a copy",
+            )
+        return None
+
+    def write(self, content: Buffer, position: int) -> None:
+        self._file.write_at(content, CONTENT_AT + position)
+
+    def read(self, size: int, position: int) -> bytes:
+        return self._file.read_at(size, CONTENT_AT + position)
+
+    def commit(self, fragment: Fragment, registers: LabelSet, first_append: int) -> None:
+        """Make this fragment durable; returns when it is. Blocks: call it in a thread, one at a time.
+
+        After an OSError nothing more may be committed: what reached the disk is unknown.
+        """
+        record = CommitRecord(self.record.sequence + 1, fragment, registers, first_append)
+        self._file.write_at(encode_record(record), SLOT_BYTES * (record.sequence % 2))
+        self._file.sync()
+        self.record = record
+
+    def content(self) -> LocalSpan:
+        """What is committed, as a source for a store."""
+        return LocalSpan(self._file, CONTENT_AT, self.fragment.length)
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _hash(file: DiskFile, size: int) -> hashlib._Hash | None:
+    """The SHA1 state after `size` bytes of content; None if the file is shorter."""
+    summer = hashlib.sha1()
+    position = 0
+    while position < size:
+        chunk = file.read_at(min(_HASH_CHUNK, size - position), CONTENT_AT + position)
+        if not chunk:
+            return None
+        summer.update(chunk)
+        position += len(chunk)
+    return summer
+
+
+def _matches(fragment: Fragment, summer: hashlib._Hash) -> bool:
+    if fragment.begin == fragment.end:
+        return fragment.sum == ZERO_SUM
+    return summer.digest() == fragment.sum

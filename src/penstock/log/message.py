@@ -1,0 +1,86 @@
+"""The message: `op, ts, ns, data`, as the Transporter design has it (seed 004, "Messages").
+
+`data` is the text of one JSON object, UTF-8, and the text is the truth: nothing on the way from source to
+sink parses it unless a function asks to. `ts` counts **microseconds since 1970-01-01 UTC**, everywhere: in
+the log, in Spark (whose TIMESTAMP counts the same), in functions and in sinks that write it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NewType
+
+import msgspec
+
+MessageOffset = NewType("MessageOffset", int)
+"""Counts messages of a commit log: 0, 1, 2 …"""
+
+ByteOffset = NewType("ByteOffset", int)
+"""Counts bytes of a journal."""
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""A larger message is refused at ingest, by name."""
+
+
+class Op(IntEnum):
+    """What happened to the row. The numbers are those of the log."""
+
+    INSERT = 0
+    UPDATE = 1
+    DELETE = 2
+    COMMAND = 3
+    NOOP = 4
+    SKIP = 5
+    UNKNOWN = 6
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+class Mode(IntEnum):
+    """In which phase the source read it: still copying, following changes, or done copying."""
+
+    COPY = 0
+    SYNC = 1
+    COMPLETE = 2
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+OP_WORDS = tuple(op.word for op in Op)
+MODE_WORDS = tuple(mode.word for mode in Mode)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message on its way into the log. `key` is the JSON text of the row's key, where there is one."""
+
+    ns: str
+    data: bytes
+    op: Op = Op.INSERT
+    ts: int = 0
+    mode: Mode = Mode.COPY
+    key: bytes | None = None
+
+
+Position = dict[str, "str | int | float | bool | None | list[object] | dict[str, object]"]
+"""Where a source stands in one namespace: whatever it needs to go on from there, as a JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """What the log last heard about a namespace; the reader gets it back at the next start."""
+
+    mode: Mode
+    position: Position
+    offset: MessageOffset
+    """Of the last message logged for this namespace; -1 if none."""
+
+
+def encode_text(document: object) -> bytes:
+    """The JSON text of a document as Penstock writes it: compact, keys in their order."""
+    return msgspec.json.encode(document)

@@ -1,0 +1,86 @@
+"""Who may append to a journal: an epoch in its registers, claimed before anything else.
+
+A claim is one append that sets `epoch` to the old one plus one and is checked against the old one. Every
+later append is checked against the claimed epoch, so an owner that was replaced can do no harm, however late
+its last append arrives. After any doubt (a time-out, a lost connection) the order is: claim a *new* epoch
+first, then read the end; the append in doubt has landed by then, or never will.
+
+Empty registers match any check (reference 8), so a fresh journal is claimed with "no epoch yet", and a
+journal that has content but no registers is not touched: someone lost them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.base.disk import Buffer
+from penstock.base.errors import PenstockError
+from penstock.journal import labels
+from penstock.journal.client import Appended, Client, RegisterMismatchError
+from penstock.journal.protocol import LabelSelector, LabelSet
+
+EPOCH = "epoch"
+
+
+class FencedError(PenstockError):
+    """Another owner has claimed the journal; this one must stop."""
+
+
+class Ownership:
+    """A claim on one journal."""
+
+    def __init__(self, client: Client, journal: str, epoch: int, claimed_at: int) -> None:
+        self._client = client
+        self.journal = journal
+        self.epoch = epoch
+        self.claimed_at = claimed_at
+        """The byte at which the claim record begins: everything of earlier owners lies before it."""
+
+    @classmethod
+    def claim(cls, client: Client, journal: str, claim_record: bytes) -> Ownership:
+        """Take the journal over from whoever had it. `claim_record` is what the claim leaves in the log."""
+        for _ in range(16):
+            barrier = client.append(journal, ())
+            old = _epoch(barrier.registers)
+            if old is None and barrier.end > 0:
+                raise PenstockError(
+                    f"journal {journal} has {barrier.end} bytes but has lost its registers, so nobody can own it",
+                    hint="make sure that no other owner is running, then reset its head",
+                )
+            expected = _no_epoch() if old is None else _at_epoch(old)
+            epoch = (old or 0) + 1
+            try:
+                landed = client.append(journal, claim_record, check=expected, union=_register(epoch))
+            except RegisterMismatchError:
+                continue
+            return cls(client, journal, epoch, landed.begin)
+        raise FencedError(f"journal {journal}: others keep claiming it", hint="stop the other owners")
+
+    def append(self, content: Buffer | Sequence[Buffer]) -> Appended:
+        """Append as the owner; durable on return."""
+        try:
+            return self._client.append(self.journal, content, check=_at_epoch(self.epoch))
+        except RegisterMismatchError as error:
+            raise FencedError(
+                f"journal {self.journal} was claimed by another owner "
+                f"(epoch {_epoch(error.registers)}, ours is {self.epoch})"
+            ) from None
+
+
+def _epoch(registers: LabelSet) -> int | None:
+    for label in registers.labels:
+        if label.name == EPOCH:
+            return int(label.value)
+    return None
+
+
+def _register(epoch: int) -> LabelSet:
+    return labels.label_set({EPOCH: str(epoch)})
+
+
+def _at_epoch(epoch: int) -> LabelSelector:
+    return LabelSelector(include=_register(epoch))
+
+
+def _no_epoch() -> LabelSelector:
+    return LabelSelector(exclude=labels.label_set({EPOCH: ""}))

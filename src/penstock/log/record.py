@@ -1,0 +1,210 @@
+"""Records of the commit log and the offset log: the seed's layout, byte for byte (seed 004, "Log").
+
+    offset u64 | size u32 | timestamp u64 | attributes u8 | key length u32 | key | data length u32 | data
+
+All integers big-endian; `size` counts what follows the attributes: 8 + key + data. The key is the namespace.
+
+    attributes  bits 0-1  mode: 0 copy, 1 sync, 2 complete
+                bits 2-4  op
+                bit 5     the data begins with a header, see below
+                bit 6     control: tells about the log itself, takes no message offset (all ones stand there)
+                bit 7     0; a set bit is a newer format and is refused
+
+    header      length u32 (of what follows) | key length i32, -1 for none | row key | rest
+
+The row key is JSON text. The rest, often empty, is one JSON object: the source's position and whatever else
+a source needs beyond the message. Without bit 5 the record is the seed's.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.base.disk import Buffer
+from penstock.base.errors import CorruptError
+from penstock.log.message import MAX_MESSAGE_BYTES, Message, Mode, Op
+
+PREFIX = struct.Struct(">QIQB")
+LENGTH = struct.Struct(">I")
+HEADER = struct.Struct(">Ii")
+OVERHEAD = PREFIX.size + 2 * LENGTH.size
+
+NO_OFFSET = 0xFFFF_FFFF_FFFF_FFFF
+MODE_MASK, OP_SHIFT, OP_MASK = 0b11, 2, 0b111
+WITH_HEADER, CONTROL, NEWER = 1 << 5, 1 << 6, 1 << 7
+
+_encode_json = msgspec.json.encode
+_decode_json = msgspec.json.Decoder(dict[str, object]).decode
+
+
+class CorruptRecordError(CorruptError):
+    """Bytes that do not read as a record."""
+
+
+class Record(NamedTuple):
+    """One record, decoded. `offset` is -1 for control records; `extra` is the rest of the header."""
+
+    offset: int
+    ts: int
+    mode: Mode
+    op: Op
+    ns: str
+    data: bytes
+    key: bytes | None = None
+    extra: dict[str, object] | None = None
+    control: bool = False
+
+
+def encode(record: Record) -> bytes:
+    """The bytes of one record."""
+    attributes = record.mode | record.op << OP_SHIFT
+    header = b""
+    if record.key is not None or record.extra is not None:
+        attributes |= WITH_HEADER
+        header = encode_header(record.key, record.extra)
+    if record.control:
+        attributes |= CONTROL
+    ns = record.ns.encode()
+    length = len(header) + len(record.data)
+    offset = NO_OFFSET if record.control else record.offset
+    return b"".join(
+        (
+            PREFIX.pack(offset, 8 + len(ns) + length, record.ts, attributes),
+            LENGTH.pack(len(ns)),
+            ns,
+            LENGTH.pack(length),
+            header,
+            record.data,
+        )
+    )
+
+
+def encode_messages(
+    messages: Sequence[Message], first: int, extras: Mapping[int, dict[str, object]]
+) -> bytes:
+    """The records of a batch whose offsets begin at `first`.
+
+    `extras` gives the header's rest for messages by their index. Kept tight: every message in passes here.
+    """
+    parts: list[bytes] = []
+    add = parts.append
+    pack, pack_length = PREFIX.pack, LENGTH.pack
+    names: dict[str, bytes] = {}
+    for i, message in enumerate(messages):
+        ns, data, key = message.ns, message.data, message.key
+        name = names.get(ns)
+        if name is None:
+            encoded = ns.encode()
+            name = names[ns] = pack_length(len(encoded)) + encoded
+        attributes = message.mode | message.op << OP_SHIFT
+        length = len(data)
+        if key is None and i not in extras:
+            add(pack(first + i, 4 + len(name) + length, message.ts, attributes))
+            add(name)
+            add(pack_length(length))
+        else:
+            header = encode_header(key, extras.get(i))
+            length += len(header)
+            add(pack(first + i, 4 + len(name) + length, message.ts, attributes | WITH_HEADER))
+            add(name)
+            add(pack_length(length))
+            add(header)
+        add(data)
+    return b"".join(parts)
+
+
+def encode_header(key: bytes | None, extra: dict[str, object] | None) -> bytes:
+    rest = _encode_json(extra) if extra is not None else b""
+    row_key = key if key is not None else b""
+    size = 4 + len(row_key) + len(rest)
+    return HEADER.pack(size, -1 if key is None else len(row_key)) + row_key + rest
+
+
+def boundaries(buffer: Buffer, where: str, base: int = 0) -> tuple[list[int], int]:
+    """Where the whole records of `buffer` begin, and where the last of them ends.
+
+    A record cut off by the end of the buffer is left out; nonsense raises. `where` and `base` name the
+    journal and the position of the buffer in it. Lengths chain from record to record, so this walk is the
+    one part of decoding that cannot be done on columns.
+    """
+    starts: list[int] = []
+    append = starts.append
+    unpack = LENGTH.unpack_from
+    limit = len(buffer) - PREFIX.size
+    end = len(buffer)
+    position = 0
+    while position <= limit:
+        (size,) = unpack(buffer, position + 8)
+        after = position + 21 + size
+        if not 8 <= size <= _MAX_SIZE:
+            raise CorruptRecordError(f"a record of size {size}", where=where, position=base + position)
+        if after > end:
+            break
+        append(position)
+        position = after
+    return starts, position
+
+
+_MAX_SIZE = MAX_MESSAGE_BYTES + (1 << 20)
+
+
+def decode(buffer: Buffer, position: int, where: str, base: int = 0) -> Record:
+    """The record at `position`, which must be whole."""
+    offset, size, ts, attributes = PREFIX.unpack_from(buffer, position)
+    if attributes & NEWER:
+        raise CorruptRecordError(
+            "a record of a newer format",
+            where=where,
+            position=base + position,
+            hint="this log was written by a newer version of Penstock; use that one",
+        )
+    view = memoryview(buffer)
+    (ns_length,) = LENGTH.unpack_from(view, position + 21)
+    data_at = position + 25 + ns_length
+    if 8 + ns_length > size:
+        raise CorruptRecordError("a key longer than its record", where=where, position=base + position)
+    (data_length,) = LENGTH.unpack_from(view, data_at)
+    if 8 + ns_length + data_length != size:
+        raise CorruptRecordError("lengths that do not add up", where=where, position=base + position)
+    data = bytes(view[data_at + 4 : data_at + 4 + data_length])
+    key: bytes | None = None
+    extra: dict[str, object] | None = None
+    if attributes & WITH_HEADER:
+        key, extra, data = _split_header(data, where, base + position)
+    control = bool(attributes & CONTROL)
+    return Record(
+        offset=-1 if control else offset,
+        ts=ts,
+        mode=Mode(attributes & MODE_MASK),
+        op=Op(attributes >> OP_SHIFT & OP_MASK),
+        ns=bytes(view[position + 25 : data_at]).decode(),
+        data=data,
+        key=key,
+        extra=extra,
+        control=control,
+    )
+
+
+def decode_all(buffer: Buffer, where: str, base: int = 0) -> Iterator[tuple[int, Record]]:
+    """Each whole record of the buffer with its position in it."""
+    starts, _ = boundaries(buffer, where, base)
+    for start in starts:
+        yield start, decode(buffer, start, where, base)
+
+
+def _split_header(data: bytes, where: str, position: int) -> tuple[bytes | None, dict[str, object] | None, bytes]:
+    try:
+        length, key_length = HEADER.unpack_from(data)
+        stop = 4 + length
+        rest_at = HEADER.size + max(key_length, 0)
+        if rest_at > stop or stop > len(data) or key_length < -1:
+            raise ValueError("header lengths")
+        key = data[HEADER.size : rest_at] if key_length >= 0 else None
+        rest = data[rest_at:stop]
+        return key, (_decode_json(rest) if rest else None), data[stop:]
+    except (struct.error, ValueError, msgspec.DecodeError) as error:
+        raise CorruptRecordError(f"a damaged header ({error})", where=where, position=position) from None

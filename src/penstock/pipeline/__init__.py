@@ -1,0 +1,1 @@
+"""What people use: a pipeline's definition, its plan, and the runner that carries it out."""

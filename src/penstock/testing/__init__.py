@@ -1,0 +1,1 @@
+"""For users too: power-loss harness, fault points, test sources and sinks. May import everything."""

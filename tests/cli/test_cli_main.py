@@ -1,0 +1,240 @@
+"""The command as a process: exit codes, streams, speed; and help for each command."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+
+import penstock
+from penstock.cli import cli
+
+from .conftest import FakeDirectory, Invoke
+
+SOURCE_ROOT = Path(penstock.__file__).parents[1]
+START = "import sys; sys.argv[0] = 'penstock'; from penstock.cli import main; main()"
+
+
+def penstock_process(
+    *arguments: str, cwd: Path, code: str = START, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    environment = {**kept, "PYTHONPATH": str(SOURCE_ROOT), **variables}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def every_command(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = []
+    for name, command in sorted(group.commands.items()):
+        found.append((*path, name))
+        if isinstance(command, click.Group):
+            found += every_command(command, (*path, name))
+    return found
+
+
+@pytest.mark.parametrize("command", every_command(cli), ids=" ".join)
+def test_each_command_has_help_with_examples(invoke: Invoke, command: tuple[str, ...]) -> None:
+    result = invoke(*command, "--help")
+    assert result.exit_code == 0
+    assert "Examples:" in result.stdout
+    assert f"penstock {' '.join(command)}" in result.stdout.partition("Examples:")[2]
+
+
+def test_help_lists_commands_by_section_and_exit_codes(invoke: Invoke) -> None:
+    shown = invoke("--help").stdout
+    for text in ("A pipeline:", "Look:", "Operate:", "Exit codes:", "130  interrupted", "PENSTOCK_DATA_DIR"):
+        assert text in shown
+    for command in cli.commands:
+        assert f"\n  {command} " in shown
+    assert "..." not in shown.partition("A pipeline:")[2]
+
+
+def test_no_arguments_show_help_and_end_with_2(tmp_path: Path) -> None:
+    done = penstock_process(cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Start here:" in done.stderr + done.stdout
+
+
+def test_the_version_is_quick(tmp_path: Path) -> None:
+    penstock_process("--version", cwd=tmp_path)
+    best = 99.0
+    for _ in range(5):
+        start = time.perf_counter()
+        done = penstock_process("--version", cwd=tmp_path)
+        best = min(best, time.perf_counter() - start)
+    assert done.stdout == f"penstock {penstock.__version__}\n"
+    assert best < 0.3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("nonsense",), 2, "No such command 'nonsense'"),
+        (("status", "--nonsense"), 2, "No such option"),
+        (("status",), 2, "no data directory"),
+        (("plan", "none.py"), 2, "there is no pipeline file"),
+        (("init", "sqlite"), 2, "Missing argument"),
+        (("run", "none.py", "--cores", "0"), 2, "'--cores': 0 is not in the range"),
+    ],
+)
+def test_what_was_asked_wrongly_ends_with_2_and_leaves_stdout_alone(
+    tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    done = penstock_process(*arguments, cwd=tmp_path)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def failing(error: str) -> str:
+    """A program in which `about` fails with this error."""
+    return f"import penstock.cli.catalogue as c\ndef fail(*_): raise {error}\nc.entries = fail\n{START}"
+
+
+def test_an_unforeseen_error_is_told_shortly_and_in_full_when_asked(tmp_path: Path) -> None:
+    code = failing("ValueError('odd')")
+    done = penstock_process("about", cwd=tmp_path, code=code)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: unexpected ValueError: odd\nHint: ")
+    assert "Traceback" not in done.stderr
+    for full in (
+        penstock_process("--debug", "about", cwd=tmp_path, code=code),
+        penstock_process("about", cwd=tmp_path, code=code, PENSTOCK_DEBUG="1"),
+    ):
+        assert full.returncode == 1
+        assert "Traceback" in full.stderr
+
+
+def test_an_interrupt_ends_with_130(tmp_path: Path) -> None:
+    assert penstock_process("about", cwd=tmp_path, code=failing("KeyboardInterrupt")).returncode == 130
+
+
+@pytest.mark.parametrize(("kind", "code"), [("RefusedError", 3), ("InUseError", 4), ("PenstockError", 1)])
+def test_each_error_has_its_exit_code(tmp_path: Path, kind: str, code: int) -> None:
+    program = "from penstock.base.errors import *\n" + failing(f"{kind}('what', hint='then')")
+    done = penstock_process("about", cwd=tmp_path, code=program)
+    assert done.returncode == code
+    assert done.stderr == "Error: what\nHint: then\n"
+
+
+def test_a_reader_that_goes_away_is_no_drama(tmp_path: Path) -> None:
+    command = f'{sys.executable} -c "{START}" about --json | true'
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env={**os.environ, "PYTHONPATH": str(SOURCE_ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_no_colour_away_from_a_terminal(invoke: Invoke, directory: FakeDirectory, shop_file: Path) -> None:
+    for command in (("about",), ("status",), ("plan", "shop.py", "--offline"), ("status", "--pipeline", "x")):
+        result = invoke(*command)
+        assert "\x1b" not in result.output
+
+
+def test_json_is_asked_for_before_or_behind_the_command(invoke: Invoke, directory: FakeDirectory) -> None:
+    before, behind = invoke("--json", "status"), invoke("status", "--json")
+    assert before.stdout == behind.stdout
+    assert json.loads(before.stdout)["pipeline"] == "shop"
+
+
+SPARKLESS = [
+    ("--version",),
+    ("--help",),
+    ("about",),
+    ("about", "file"),
+    ("init", "sqlite", "file", "new.py"),
+    ("plan", "shop.py", "--offline"),
+    ("run", "none.py"),
+    ("status",),
+    ("xlog", "show", "0"),
+    ("offset", "list"),
+]
+
+
+@pytest.mark.parametrize("arguments", SPARKLESS, ids=" ".join)
+def test_commands_without_spark_do_not_import_it(
+    tmp_path: Path, shop_file: Path, arguments: tuple[str, ...]
+) -> None:
+    (tmp_path / ".penstock").mkdir()
+    code = (
+        "import sys; sys.argv[0] = 'penstock'\n"
+        "from penstock.cli import main\n"
+        "try:\n    main()\n"
+        "except SystemExit:\n    print('pyspark' in sys.modules, 'py4j' in sys.modules, file=sys.stderr)\n"
+    )
+    done = penstock_process(*arguments, cwd=tmp_path, code=code)
+    assert done.stderr.splitlines()[-1] == "False False", done.stderr
+
+
+FAKE_RUNNER = f"""
+import sys, types
+from penstock.pipeline.progress import NodeProgress, Progress, SinkSummary, Summary
+def run(pipeline, *, report, **_):
+    report(Progress("shop", 1.0, "running", 10, [NodeProgress("audit", "sink", "file", "running")]))
+    return Summary("shop", 2.0, 10, 10, [SinkSummary("audit", 10, 10, 0, 0, 0, 10, "file://audit")], True, 3)
+sys.modules["penstock.pipeline.runner"] = types.ModuleType("runner")
+sys.modules["penstock.pipeline.runner"].run = run
+{START}
+"""
+
+
+def on_a_terminal(*arguments: str, cwd: Path, **variables: str) -> tuple[int, str]:
+    """Run a command on a pseudo terminal; returns its exit code and all that it showed."""
+    ours, theirs = pty.openpty()
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS")}
+    environment = {**kept, "PYTHONPATH": str(SOURCE_ROOT), "TERM": "xterm", **variables}
+    command = [sys.executable, "-c", FAKE_RUNNER, *arguments]
+    shown = b""
+    with subprocess.Popen(command, cwd=cwd, env=environment, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        with contextlib.suppress(
+            OSError
+        ):  # which is how Linux tells that nobody writes to a terminal any more
+            while chunk := os.read(ours, 65536):
+                shown += chunk
+    os.close(ours)
+    return process.returncode, shown.decode()
+
+
+def test_on_a_terminal_run_shows_a_table_and_a_summary(tmp_path: Path, shop_file: Path) -> None:
+    code, shown = on_a_terminal("run", "shop.py", "--once", cwd=tmp_path)
+    assert code == 3
+    assert "What to try next" in shown
+    assert "\x1b[" in shown
+    assert '"event"' not in shown
+
+
+def test_on_a_terminal_json_is_json(tmp_path: Path, shop_file: Path) -> None:
+    _, shown = on_a_terminal("run", "shop.py", "--once", "--json", cwd=tmp_path)
+    assert [json.loads(line)["event"] for line in shown.splitlines()] == ["progress", "summary"]
+
+
+def test_no_color_is_respected(tmp_path: Path, shop_file: Path) -> None:
+    colours = re.compile(r"\x1b\[[0-9;]*[34][0-7]m")
+    for command in (("about",), ("status",), ("run", "shop.py")):
+        assert not colours.search(on_a_terminal(*command, cwd=tmp_path, NO_COLOR="1")[1])
+    assert colours.search(on_a_terminal("status", cwd=tmp_path)[1])

@@ -1,0 +1,22 @@
+"""What all tests share: one Spark session, and hypothesis without deadlines, since machines are noisy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+from pyspark.sql import SparkSession
+
+settings.register_profile("penstock", deadline=None)
+settings.load_profile("penstock")
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A local session, started once for all tests that ask for one."""
+    from penstock.spark.session import session, stop
+
+    spark = session(app="tests", cores=2, scratch=tmp_path_factory.mktemp("spark"))
+    yield spark
+    stop(spark)

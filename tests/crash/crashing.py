@@ -1,0 +1,192 @@
+"""A pipeline that is killed again and again, and what must hold afterwards.
+
+`Loop` runs `penstock run` as a real process on one data directory, round after round. Each round ends by
+SIGKILL, at a step by name or at a random moment, or runs to its end. From the trace of steps (`base.faults`)
+it knows which steps were under way when the kill came. `verify` then looks at what the sinks hold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+STEPS = ("append", "close", "plan", "stage", "publish", "offset commit")
+"""Every step that a crash may interrupt."""
+
+PIPELINE = """
+from penstock import Pipeline, adaptors as a, functions as f
+
+crash = Pipeline("crash", segment_bytes=200_000, batch_messages=2_000, partitions=2)
+source = crash.source("numbers", a.generate(count={count}, rate={rate}, namespaces=["a", "b", "c"]))
+source.save("everything", a.file(uri="file://{directory}/everything.jsonl", envelope=True))
+(source.transform("slim", f.pick(fields=["seq"]))
+       .transform("even", lambda df: df.where("data:seq::bigint % 2 = 0"))
+       .transform("name", f.rename(field_map={{"seq": "number"}}))
+       .save("even-ab", a.file(uri="file://{directory}/even_ab.jsonl"), ns="^(a|b)$"))
+"""
+
+
+@dataclass
+class Round:
+    """How one run ended."""
+
+    aim: str
+    """The step it was to be killed at, or `random`, or `none`."""
+    exit_code: int
+    interrupted: Counter[str]
+    """Steps entered and not left."""
+    seconds: float
+
+    @property
+    def killed(self) -> bool:
+        return self.exit_code == -signal.SIGKILL
+
+
+@dataclass
+class Loop:
+    """Runs of one pipeline on one data directory."""
+
+    directory: Path
+    count: int
+    rate: int
+    command: tuple[str, ...] = (sys.executable, "-m", "penstock")
+    rounds: list[Round] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        text = PIPELINE.format(count=self.count, rate=self.rate, directory=self.directory)
+        (self.directory / "pipeline.py").write_text(text)
+
+    def kill_at(self, step: str, turn: int) -> Round:
+        """Run until `step` is entered for the `turn`-th time."""
+        return self._run(step, {"PENSTOCK_KILL_AT": f"{step}:{turn}"}, None)
+
+    def kill_after(self, seconds: float) -> Round:
+        """Run for a while after the first step was entered."""
+        return self._run("random", {}, seconds)
+
+    def finish(self) -> Round:
+        """Run to the end."""
+        return self._run("none", {}, None)
+
+    def _run(self, aim: str, environment: dict[str, str], kill_after: float | None) -> Round:
+        started = time.monotonic()
+        trace = self.directory / f"steps-{len(self.rounds)}"
+        log = (self.directory / f"run-{len(self.rounds)}.log").open("wb")
+        process = subprocess.Popen(
+            [*self.command, "run", "pipeline.py", "--once", "--data-dir", "data"],
+            cwd=self.directory,
+            env={**os.environ, **environment, "PENSTOCK_TRACE_STEPS": str(trace)},
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            if kill_after is not None:
+                self._kill_later(process, trace, kill_after)
+            process.wait(300)
+        finally:
+            process.kill()
+            process.wait()
+            log.close()
+        round_ = Round(aim, process.returncode, interrupted(trace), time.monotonic() - started)
+        self.rounds.append(round_)
+        return round_
+
+    @staticmethod
+    def _kill_later(process: subprocess.Popen[bytes], trace: Path, seconds: float) -> None:
+        """Count from the first batch, or Spark's start-up would take most of the kills."""
+        while process.poll() is None:
+            if trace.exists() and "+stage" in trace.read_text():
+                break
+            time.sleep(0.02)
+        time.sleep(seconds)
+        process.send_signal(signal.SIGKILL)
+
+    def hit(self) -> Counter[str]:
+        """How often each step was under way when a kill came."""
+        total: Counter[str] = Counter()
+        for round_ in self.rounds:
+            if round_.killed:
+                total.update(round_.interrupted)
+        return total
+
+    def log_of(self, number: int = -1) -> str:
+        return (self.directory / f"run-{range(len(self.rounds))[number]}.log").read_text()[-3000:]
+
+
+def interrupted(trace: Path) -> Counter[str]:
+    """The steps that a trace shows as entered and not left."""
+    open_steps: Counter[str] = Counter()
+    if not trace.exists():
+        return open_steps
+    for line in trace.read_text().splitlines():
+        mark, rest = line[0], line[1:]
+        step = rest.rsplit(" ", 1)[0]
+        if mark == "+":
+            open_steps[step] += 1
+        elif mark == "-":
+            open_steps[step] -= 1
+    return +open_steps
+
+
+def verify(directory: Path, count: int, *, complete: bool) -> None:
+    """Each message once, in order for each namespace; all of them if `complete`, else a prefix.
+
+    A file sink's promise is about the part of the file that its position covers: a crash may leave more.
+    """
+    everything = _published(directory / "everything.jsonl")
+    even = _published(directory / "even_ab.jsonl")
+    for ns, rest in (("a", 0), ("b", 1), ("c", 2)):
+        seen = [line["data"]["seq"] for line in everything if line["ns"] == ns]
+        assert seen == list(range(rest, rest + 3 * len(seen), 3)), (
+            f"namespace {ns}: lost, doubled or reordered"
+        )
+    numbers = [line["number"] for line in even]
+    wanted = [n for n in range(count) if n % 2 == 0 and n % 3 != 2]
+    assert numbers == wanted[: len(numbers)], "even_ab: lost, doubled or reordered"
+    if complete:
+        assert len(everything) == count
+        assert len(numbers) == len(wanted)
+
+
+def _published(target: Path) -> list[dict[str, object]]:
+    position = target.with_name(f".{target.name}.penstock")
+    if not position.exists():
+        return []
+    length = json.loads(position.read_text())["length"]
+    content = target.read_bytes()
+    assert len(content) >= length, f"{target.name} is shorter than its position says"
+    return [json.loads(line) for line in content[:length].splitlines()]
+
+
+def no_process_left(directory: Path) -> bool:
+    """Whether everything a killed run had started has gone by itself."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        left = [
+            p for p in psutil.process_iter(["cmdline"]) if str(directory) in " ".join(p.info["cmdline"] or [])
+        ]
+        if not left:
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def rounds_of(seed: int, count: int) -> list[tuple[str, float]]:
+    """A seeded order of kills: every step at least once, then random moments."""
+    draw = random.Random(seed)
+    aims = [(step, float(draw.randint(1, 3))) for step in STEPS]
+    draw.shuffle(aims)
+    while len(aims) < count:
+        step = draw.choice([*STEPS, "random", "random"])
+        aims.append((step, draw.uniform(0.0, 6.0) if step == "random" else float(draw.randint(1, 4))))
+    return aims[:count]

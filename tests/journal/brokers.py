@@ -1,0 +1,195 @@
+"""A broker without its socket, for tests that look inside: opened, asked, and closed on the test's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NoReturn, cast
+
+import grpc
+
+from penstock.base.disk import Disk, DiskFile
+from penstock.journal.append import AppendMachine
+from penstock.journal.broker import Broker
+from penstock.journal.datadir import DataDir
+from penstock.journal.labels import label_set
+from penstock.journal.protocol import (
+    AppendRequest,
+    ApplyRequest,
+    ApplyResponse,
+    ReadRequest,
+    ReadResponse,
+    Status,
+)
+from penstock.journal.replica import Replica
+from penstock.journal.wire import Context
+from penstock.log.commitlog import journal_spec
+
+JOURNAL = "a/journal"
+
+
+class RefusedError(Exception):
+    """The broker aborted the call with this text."""
+
+
+class _Context:
+    async def abort(self, code: grpc.StatusCode, text: str) -> NoReturn:
+        raise RefusedError(text)
+
+
+CONTEXT = cast("Context", _Context())
+
+
+@asynccontextmanager
+async def opened(path: Path, disk: Disk | None = None, *, length: int = 1024) -> AsyncIterator[Broker]:
+    """The broker of a data directory, with one journal whose fragments close above `length`."""
+    disk = disk or Disk()
+    directory = DataDir(path)
+    broker = Broker(directory, directory.create(disk), disk)
+    try:
+        await create(broker, JOURNAL, length)
+        yield broker
+    finally:
+        await broker.close()
+
+
+async def create(broker: Broker, journal: str, length: int = 1024) -> None:
+    change = ApplyRequest.Change(expect_mod_revision=-1, upsert=journal_spec(journal, length, {}))
+    await applied(broker, change)
+
+
+async def delete(broker: Broker, journal: str) -> None:
+    await applied(broker, ApplyRequest.Change(expect_mod_revision=-1, delete=journal))
+
+
+async def applied(broker: Broker, *changes: ApplyRequest.Change) -> ApplyResponse:
+    return await broker.apply(ApplyRequest(changes=changes), CONTEXT)
+
+
+def replica(broker: Broker, journal: str = JOURNAL) -> Replica:
+    return broker._replicas[journal]
+
+
+async def stream(*chunks: bytes) -> AsyncIterator[AppendRequest]:
+    """What a client sends after the parameters."""
+    for chunk in chunks:
+        yield AppendRequest(content=chunk)
+    yield AppendRequest()
+
+
+async def append(
+    broker: Broker, content: bytes, journal: str = JOURNAL, *, offset: int = 0, **registers: str
+) -> tuple[int, int]:
+    """One append, durable on return; where it landed."""
+    first = AppendRequest(journal=journal, offset=offset)
+    if registers:
+        first.union_registers.CopyFrom(label_set(registers))
+    machine = AppendMachine(first, stream(content), broker._replicas.get)
+    await machine.run()
+    assert machine.status == Status.OK, Status.Name(machine.status)
+    assert machine.commit is not None
+    return machine.commit.begin, machine.commit.end
+
+
+async def read(broker: Broker, request: ReadRequest) -> list[ReadResponse]:
+    """All answers to a read that ends."""
+    return [response async for response in broker.read(request, CONTEXT)]
+
+
+async def content(broker: Broker, journal: str = JOURNAL) -> bytes:
+    return b"".join([response.content for response in await read(broker, ReadRequest(journal=journal))])
+
+
+async def until(condition: Callable[[], bool], patience: float = 10.0) -> None:
+    """Wait for something that another task or thread brings about."""
+    async with asyncio.timeout(patience):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def persisted(broker: Broker, journal: str = JOURNAL) -> None:
+    await until(lambda: not replica(broker, journal)._unpersisted)
+
+
+def in_loop(test: Callable[[], Awaitable[None]]) -> None:
+    """Run a coroutine as the body of a test; a test that hangs fails."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await test()
+
+    asyncio.run(bounded())
+
+
+class Gate:
+    """A place where a thread waits until the test lets it through."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self._open = threading.Event()
+
+    def wait(self) -> None:
+        self.reached.set()
+        assert self._open.wait(20), "the test never opened the gate"
+
+    def open(self) -> None:
+        self._open.set()
+
+
+class HookedFile(DiskFile):
+    """A file that tells its disk before each step."""
+
+    def write_at(self, data: bytes | bytearray | memoryview, position: int) -> None:
+        self._tell("write")
+        super().write_at(data, position)
+
+    def sync(self) -> None:
+        self._tell("sync")
+        super().sync()
+
+    def _tell(self, step: str) -> None:
+        assert isinstance(self.disk, HookedDisk)
+        self.disk.before(step, self.path)
+
+
+class HookedDisk(Disk):
+    """A disk on which a test can delay a step, or make it fail, by setting `before`."""
+
+    def __init__(self, before: Callable[[str, Path], None] = lambda step, path: None) -> None:
+        self.before = before
+
+    def open(self, path: Path, *, create: bool = False, mode: int = 0o640) -> DiskFile:
+        self.before("open", path)
+        file = super().open(path, create=create, mode=mode)
+        return HookedFile(self, path, file.fileno())
+
+    def make_dir(self, path: Path, mode: int) -> None:
+        self.before("make_dir", path)
+        super().make_dir(path, mode)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.before("rename", target)
+        super().rename(source, target)
+
+    def remove(self, path: Path) -> None:
+        self.before("remove", path)
+        super().remove(path)
+
+    def sync_dir(self, path: Path) -> None:
+        self.before("sync_dir", path)
+        super().sync_dir(path)
+
+
+def once(steps: Sequence[str], hook: Callable[[str, Path], None]) -> Callable[[str, Path], None]:
+    """A hook for the first of these steps only."""
+    pending = [True]
+
+    def first(step: str, path: Path) -> None:
+        if step in steps and pending:
+            pending.clear()
+            hook(step, path)
+
+    return first

@@ -1,0 +1,221 @@
+"""The commit log and the offset log, on a real broker."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.base.errors import CorruptError, UsageError
+from penstock.journal.client import Client
+from penstock.journal.embedded import EmbeddedBroker
+from penstock.journal.protocol import ApplyRequest
+from penstock.log import commitlog, offsets, positions
+from penstock.log.commitlog import CommitLog, LogReader, MessageTooLargeError, log_journal
+from penstock.log.message import MAX_MESSAGE_BYTES, Message, Mode, Op
+from penstock.log.offsets import Commit, OffsetLog
+from penstock.log.ownership import FencedError
+from penstock.log.positions import LogCache, LogPoint
+
+NOW = 1_700_000_000_000_000
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
+        yield client
+
+
+def a_log(client: Client, tmp_path: Path, segment: int = 1 << 20) -> CommitLog:
+    return CommitLog(client, "shop", tmp_path / "index", segment, NOW)
+
+
+def some(count: int, ns: str = "orders", size: int = 10) -> list[Message]:
+    return [Message(ns, b'{"n":%d,"pad":"%s"}' % (i, b"x" * size), ts=NOW + i) for i in range(count)]
+
+
+def test_messages_get_consecutive_offsets_from_zero(client: Client, tmp_path: Path) -> None:
+    log = a_log(client, tmp_path)
+    assert log.point.offset == 0
+    assert log.append(some(3), {}, [], NOW).offset == 3
+    assert log.append(some(2, "items"), {}, [], NOW).offset == 5
+    shown = list(log.reader.show(0, 4))
+    assert [record.offset for record in shown] == [0, 1, 2, 3, 4]
+    assert [record.ns for record in shown] == ["orders"] * 3 + ["items"] * 2
+
+
+def test_everything_of_a_message_comes_back(client: Client, tmp_path: Path) -> None:
+    log = a_log(client, tmp_path)
+    message = Message("ünïcode", '{"é":1.10}'.encode(), Op.DELETE, NOW + 123_456, Mode.SYNC, b'{"id":1}')
+    log.append([message], {}, [], NOW)
+    (record,) = log.reader.show(0, 0)
+    assert (record.ns, record.data, record.op, record.ts, record.mode, record.key) == (
+        message.ns, message.data, message.op, message.ts, message.mode, message.key,
+    )  # fmt: skip
+
+
+def test_a_source_gets_back_what_it_told_with_its_last_batch(client: Client, tmp_path: Path) -> None:
+    log = a_log(client, tmp_path)
+    log.append([*some(2), *some(1, "items")], {"orders": {"id": 2}, "items": {"id": 1}}, [], NOW)
+    log.append(some(1), {"orders": {"id": 3}}, ["orders"], NOW)
+    log.append([], {"empty": {"id": None}}, ["empty"], NOW)
+    for again in (log, a_log(client, tmp_path), a_log(client, tmp_path / "without cache")):
+        resume = again.resume()
+        assert {ns: (r.mode, r.position, r.offset) for ns, r in resume.items()} == {
+            "orders": (Mode.COMPLETE, {"id": 3}, 3),
+            "items": (Mode.COPY, {"id": 1}, 2),
+            "empty": (Mode.COMPLETE, {"id": None}, -1),
+        }
+        assert again.point.offset == 4
+
+
+def test_positions_take_no_message_offsets(client: Client, tmp_path: Path) -> None:
+    log = a_log(client, tmp_path)
+    log.append([], {"orders": {"id": 0}}, ["orders"], NOW)
+    assert log.append(some(1), {}, [], NOW).offset == 1
+    assert [record.offset for record in log.reader.show(0, 0)] == [0]
+
+
+def test_a_message_above_the_limit_is_refused_and_nothing_of_its_batch_logged(
+    client: Client, tmp_path: Path
+) -> None:
+    log = a_log(client, tmp_path)
+    with pytest.raises(MessageTooLargeError, match="namespace 'big' has 16,777,217 bytes"):
+        log.append([*some(1), Message("big", bytes(MAX_MESSAGE_BYTES + 1))], {}, [], NOW)
+    assert log.append(some(1), {}, [], NOW) == log.point
+    assert log.point.offset == 1
+    assert log.append([Message("big", b"x" * MAX_MESSAGE_BYTES)], {}, [], NOW).offset == 2
+    assert [len(record.data) for record in log.reader.show(1, 1)] == [MAX_MESSAGE_BYTES]
+
+
+def test_a_new_owner_fences_the_old_one(client: Client, tmp_path: Path) -> None:
+    old = a_log(client, tmp_path)
+    old.append(some(1), {}, [], NOW)
+    new = a_log(client, tmp_path)
+    with pytest.raises(FencedError):
+        old.append(some(1), {}, [], NOW)
+    assert new.append(some(1), {}, [], NOW).offset == 2
+
+
+def test_a_log_of_a_newer_format_is_refused(client: Client, tmp_path: Path) -> None:
+    a_log(client, tmp_path)
+    (journal,) = client.list()
+    for label in journal.spec.labels.labels:
+        if label.name == commitlog.FORMAT_LABEL:
+            label.value = "2"
+    client.apply([ApplyRequest.Change(expect_mod_revision=-1, upsert=journal.spec)])
+    with pytest.raises(CorruptError, match="log format 2"):
+        a_log(client, tmp_path)
+
+
+@pytest.fixture
+def long_log(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommitLog:
+    monkeypatch.setattr(positions, "GRANULE", 2000)
+    monkeypatch.setattr(commitlog, "GRANULE", 2000)
+    monkeypatch.setattr(commitlog, "_WALK_CHUNK", 3000)
+    log = a_log(client, tmp_path, segment=10_000)
+    rng = random.Random(4)
+    for i in range(60):
+        log.append(some(rng.randint(1, 9), rng.choice(["a", "b"]), rng.randint(0, 90)), {"a": {"i": i}}, [], NOW)
+    return log
+
+
+def test_seek_finds_every_message_with_the_index_and_without(long_log: CommitLog, tmp_path: Path) -> None:
+    cache = LogCache(tmp_path / "index", long_log.journal)
+    assert len(cache.entries()) > 5
+    bare = LogReader(long_log.reader.client, long_log.journal, None)
+    for offset in range(long_log.point.offset + 1):
+        assert long_log.reader.seek(offset) == bare.seek(offset)
+    with pytest.raises(UsageError, match="is not in the log"):
+        bare.seek(long_log.point.offset + 1)
+
+
+def test_points_are_places_between_records(long_log: CommitLog) -> None:
+    found = long_log.reader.points(LogPoint(*positions.ORIGIN), long_log.point.byte)
+    assert found[0] == positions.ORIGIN
+    assert found[-1] == long_log.point
+    for point in found[1:]:
+        assert long_log.reader.seek(point.offset).byte >= point.byte
+    middle = long_log.reader.seek(100)
+    onwards = long_log.reader.points(middle, long_log.point.byte)
+    assert onwards[0] == middle
+    assert onwards[-1] == long_log.point
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn", "garbage", "of another log", "ahead"])
+def test_a_wrong_cache_is_noticed_and_made_anew(
+    long_log: CommitLog, client: Client, tmp_path: Path, damage: str
+) -> None:
+    long_log.close()
+    expected = [long_log.reader.seek(offset) for offset in range(0, long_log.point.offset, 7)]
+    cache = LogCache(tmp_path / "index", long_log.journal)
+    entries = len(cache.entries())
+    index, state = cache._index, cache._state
+    if damage == "missing":
+        cache.discard()
+    elif damage == "torn":
+        index.write_bytes(index.read_bytes()[:-3])
+        state.write_bytes(state.read_bytes()[:-3])
+    elif damage == "garbage":
+        index.write_bytes(random.Random(1).randbytes(160))
+        state.write_bytes(b"{}garbage")
+    elif damage == "of another log":
+        cache.discard()
+        cache.add([LogPoint(o, b) for o, b in zip(range(5, 50, 5), range(100, 1000, 100), strict=True)])  # type: ignore[arg-type]
+        cache.save(positions.LogState(next=12, byte=777, oldest=0))
+    elif damage == "ahead":
+        cache.add([LogPoint(99_999, 99_999_999)])  # type: ignore[arg-type]
+        cache.save(positions.LogState(next=99_999, byte=99_999_999, oldest=0))
+    again = a_log(client, tmp_path, segment=10_000)
+    assert again.point.offset == long_log.point.offset
+    assert again.resume() == long_log.resume()
+    assert [again.reader.seek(offset) for offset in range(0, long_log.point.offset, 7)] == expected
+    assert len(cache.entries()) >= entries - 1
+
+
+def test_a_log_whose_offsets_do_not_count_up_is_refused(client: Client, tmp_path: Path) -> None:
+    from penstock.log import record as rec
+
+    log = a_log(client, tmp_path)
+    log.append(some(2), {}, [], NOW)
+    client.append(log_journal("shop"), rec.encode_messages(some(1), 7, {}))
+    with pytest.raises(CorruptError, match="message 7 where 2 was expected"):
+        a_log(client, tmp_path)
+
+
+class TestOffsets:
+    def test_a_new_sink_has_nothing_and_asking_makes_nothing(self, client: Client) -> None:
+        assert offsets.load(client, "shop", "audit").commit == Commit()
+        assert client.list() == []
+
+    def test_commits_come_back_whole(self, client: Client) -> None:
+        log = OffsetLog(client, "shop", "audit", NOW)
+        log.commit(Commit(watermark=4, delivered=3, dropped=1), {"a": 3, "b": 2}, NOW + 1)
+        log.commit(Commit(watermark=9, delivered=8, dropped=1), {"a": 8}, NOW + 2)
+        for state in (log.state, OffsetLog(client, "shop", "audit", NOW).state):
+            assert state.commit == Commit(watermark=9, delivered=8, dropped=1)
+            assert state.namespaces == {"a": 8, "b": 2}
+            assert state.updated == NOW + 2
+            assert state.entries == 3
+
+    def test_the_seeds_example(self, client: Client) -> None:
+        """Commit log at 15, c0 at 12, c1 at 13; after a clean resume both at 15 (seed 004)."""
+        c0, c1 = (OffsetLog(client, "seed", name, NOW) for name in ("c0", "c1"))
+        for log, marks in ((c0, (1, 4, 6, 7, 10, 12)), (c1, (4, 5, 7, 13))):
+            for last in marks:
+                log.commit(Commit(watermark=last + 1), {}, NOW)
+        held = [offsets.load(client, "seed", name).commit.watermark - 1 for name in ("c0", "c1")]
+        assert held == [12, 13]
+
+    def test_namespace_records_are_the_seeds_layout(self) -> None:
+        raw = offsets.encode_commit(Commit(), {"orders": 1}, 0, 1_700_000_100)
+        vector = "0000000000000000 00000016 000000006553f164 00 00000006 6f7264657273 00000008 0000000000000001"
+        assert raw.startswith(bytes.fromhex(vector.replace(" ", "")))
+
+    def test_an_old_owner_cannot_move_the_offsets(self, client: Client) -> None:
+        old = OffsetLog(client, "shop", "audit", NOW)
+        OffsetLog(client, "shop", "audit", NOW)
+        with pytest.raises(FencedError):
+            old.commit(Commit(watermark=1), {}, NOW)

@@ -1,0 +1,400 @@
+"""Whole pipelines in a real Spark session: what arrives, what the account says, what failures do."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import psutil
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from penstock import Pipeline
+from penstock import adaptors as a
+from penstock import functions as f
+from penstock.adaptors.base import SinkPosition, Staged
+from penstock.adaptors.file_sink import FilePublisher
+from penstock.base.errors import PenstockError
+from penstock.functions.base import Editable, Function, FunctionError
+from penstock.log.offsets import OffsetLog
+from penstock.pipeline import supervisor
+from penstock.pipeline.operations import open_directory
+from penstock.pipeline.progress import Progress, SinkSummary, Summary
+from penstock.pipeline.runner import run
+
+pytestmark = pytest.mark.spark
+
+
+@dataclass
+class Here:
+    """A directory to run pipelines in."""
+
+    path: Path
+    spark: SparkSession
+
+    def run(self, pipeline: Pipeline, report: Callable[[Progress], None] = lambda progress: None) -> Summary:
+        return run(pipeline, data_dir=self.path / "data", once=True, spark=self.spark, report=report)
+
+    def uri(self, name: str) -> str:
+        return f"file://{self.path / name}"
+
+    def lines(self, name: str) -> list[str]:
+        return (self.path / name).read_text().splitlines()
+
+    def documents(self, name: str) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.lines(name)]
+
+    def write(self, name: str, documents: Sequence[object]) -> str:
+        (self.path / name).write_text("".join(json.dumps(document) + "\n" for document in documents))
+        return self.uri(name)
+
+
+@pytest.fixture
+def here(tmp_path: Path, spark: SparkSession) -> Here:
+    return Here(tmp_path, spark)
+
+
+def sink_of(summary: Summary, name: str) -> SinkSummary:
+    return next(sink for sink in summary.sinks if sink.sink == name)
+
+
+def test_two_sinks_with_their_own_namespaces_and_functions(here: Here) -> None:
+    with sqlite3.connect(here.path / "shop.db") as db:
+        db.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, total REAL, note TEXT)")
+        db.execute("CREATE TABLE items (id INTEGER PRIMARY KEY, sku TEXT)")
+        db.executemany("INSERT INTO orders VALUES (?, ?, ?)", [(i, i * 1.5, "x") for i in range(1, 501)])
+        db.executemany("INSERT INTO items VALUES (?, ?)", [(i, f"s{i}") for i in range(1, 301)])
+
+    def pipeline() -> Pipeline:
+        shop = Pipeline("shop")
+        source = shop.source("db", a.sqlite(uri=f"sqlite://{here.path}/shop.db"))
+        source.save("audit", a.file(uri=here.uri("audit.jsonl"), envelope=True))
+        slim = source.transform("slim", f.omit(fields=["note"])).transform(
+            "many", f.skip(field="total", operator=">", match=300)
+        )
+        slim.transform("name", f.rename(field_map={"total": "sum"}), ns="^orders$").save(
+            "big", a.file(uri=here.uri("big.jsonl")), ns="^orders$"
+        )
+        return shop
+
+    summary = here.run(pipeline())
+    assert summary.exit_code == 0
+    assert summary.adds_up
+    assert (summary.read, summary.log_next) == (800, 800)
+    assert sink_of(summary, "audit").delivered == 800
+    assert (sink_of(summary, "big").delivered, sink_of(summary, "big").dropped) == (300, 500)
+    audit = here.documents("audit.jsonl")
+    assert Counter(line["ns"] for line in audit) == {"orders": 500, "items": 300}
+    assert [doc["data"] for doc in audit if doc["ns"] == "orders"][:1] == [
+        {"id": 1, "total": 1.5, "note": "x"}
+    ]
+    assert here.documents("big.jsonl") == [{"id": i, "sum": i * 1.5} for i in range(201, 501)]
+
+    again = here.run(pipeline())
+    assert (again.read, again.exit_code) == (0, 0)
+    with sqlite3.connect(here.path / "shop.db") as db:
+        db.execute("INSERT INTO orders VALUES (501, 1000.0, 'new')")
+    third = here.run(pipeline())
+    assert (third.read, sink_of(third, "audit").delivered, sink_of(third, "big").delivered) == (1, 1, 1)
+    assert len(here.lines("audit.jsonl")) == 801
+    assert here.documents("big.jsonl")[-1] == {"id": 501, "sum": 1000.0}
+
+
+def test_the_unit_of_ts_is_microseconds_from_source_to_sink(here: Here) -> None:
+    """One number in the log, in Spark, in a function and in the file."""
+    pipeline = Pipeline("ts")
+    source = pipeline.source("in", a.generate(count=50))
+    source.transform(
+        "see", lambda df: df.withColumn("data", sf.expr("to_json(struct(unix_micros(ts) AS ts))"))
+    ).save("out", a.file(uri=here.uri("out.jsonl"), envelope=True))
+    assert here.run(pipeline).exit_code == 0
+    with open_directory(here.path / "data") as directory:
+        logged = [entry.ts for entry in directory.show("ts", 0, 49)]
+    written = here.documents("out.jsonl")
+    assert [line["ts"] for line in written] == logged
+    assert [line["data"] for line in written] == [{"ts": ts} for ts in logged]
+    assert logged[0] > 1_700_000_000_000_000
+
+
+def test_text_that_no_function_touches_arrives_byte_for_byte(here: Here) -> None:
+    texts = ['{"b": 1.0, "a":1.10,"n":123456789012345678901234567890}', '{ "é":"\\u00e9", "e":1e2, "z":-0.0}']
+    (here.path / "in.jsonl").write_text("\n".join(texts) + "\n")
+    pipeline = Pipeline("bytes")
+    source = pipeline.source("in", a.file(uri=here.uri("in.jsonl")))
+    source.save("plain", a.file(uri=here.uri("plain.jsonl")))
+    source.transform("look", lambda df: df.where("data IS NOT NULL")).save(
+        "viewed", a.file(uri=here.uri("viewed.jsonl"))
+    )
+    assert here.run(pipeline).exit_code == 0
+    assert here.lines("plain.jsonl") == texts
+    assert here.lines("viewed.jsonl") == texts
+
+
+class TestDataFrameFunctions:
+    def outcome(self, here: Here, function: Callable[[DataFrame], DataFrame], ns: str = ".*") -> Summary:
+        pipeline = Pipeline("frames", partitions=2)
+        source = pipeline.source("in", a.generate(count=3000, namespaces=["a", "b"]))
+        source.transform("frame", function, ns=ns).save("out", a.file(uri=here.uri("out.jsonl")))
+        return here.run(pipeline)
+
+    def test_dropped_rows_are_acknowledged(self, here: Here) -> None:
+        summary = self.outcome(here, lambda df: df.where("data:seq::int % 3 = 0"))
+        assert (summary.exit_code, summary.adds_up) == (0, True)
+        assert (sink_of(summary, "out").delivered, sink_of(summary, "out").dropped) == (1000, 2000)
+
+    def test_a_shuffled_frame_still_arrives_in_order(self, here: Here) -> None:
+        self.outcome(here, lambda df: df.repartition(3, sf.rand(7)))
+        assert [doc["seq"] for doc in here.documents("out.jsonl")] == list(range(3000))
+
+    def test_several_rows_of_one_message_are_one_message(self, here: Here) -> None:
+        summary = self.outcome(
+            here, lambda df: df.withColumn("copy", sf.explode(sf.array(sf.lit(1), sf.lit(2))))
+        )
+        out = sink_of(summary, "out")
+        assert (out.delivered, out.rows, summary.adds_up) == (3000, 6000, True)
+        assert [doc["seq"] for doc in here.documents("out.jsonl")] == [i // 2 for i in range(6000)]
+
+    def test_assigned_data_replaces_the_text(self, here: Here) -> None:
+        self.outcome(here, lambda df: df.withColumn("data", sf.expr("struct(data:seq::int AS n)")))
+        assert here.lines("out.jsonl")[:2] == ['{"n":0}', '{"n":1}']
+
+    def test_its_namespace_leaves_others_alone(self, here: Here) -> None:
+        summary = self.outcome(here, lambda df: df.where("false"), ns="^a$")
+        assert sink_of(summary, "out").delivered == 1500
+        assert [doc["seq"] for doc in here.documents("out.jsonl")] == list(range(1, 3000, 2))
+
+    @pytest.mark.parametrize(
+        ("function", "complaint"),
+        [
+            (lambda df: df.drop("offset"), "lost of the message's columns: offset"),
+            (lambda df: df.groupBy("ns").count(), "lost of the message's columns: offset, ts"),
+            (lambda df: None, "returned NoneType, expected a DataFrame"),
+        ],
+    )
+    def test_one_that_breaks_the_contract_stops_the_sink_by_name(
+        self, here: Here, function: Callable[[DataFrame], DataFrame], complaint: str
+    ) -> None:
+        summary = self.outcome(here, function)
+        assert summary.exit_code == 2
+        assert complaint in (summary.message or "")
+        assert "'frame'" in (summary.message or "")
+        assert here.lines("out.jsonl") == []
+
+    def test_null_data_is_refused_with_its_offset(self, here: Here) -> None:
+        nullify = sf.expr("CASE WHEN data:seq::int = 1234 THEN null ELSE data END")
+        summary = self.outcome(here, lambda df: df.withColumn("data", nullify))
+        assert summary.exit_code == 3
+        assert "stopped before message 1234" in (summary.message or "")
+        assert [doc["seq"] for doc in here.documents("out.jsonl")] == list(range(1234))
+
+
+@dataclass(frozen=True)
+class Poison(Function):
+    """Refuses the messages with these numbers, and remembers in which process it ran."""
+
+    name: ClassVar[str] = "poison"
+    description: ClassVar[str] = "for tests"
+    numbers: tuple[int, ...] = ()
+
+    def apply(self, message: Editable) -> bool:
+        if json.loads(bytes(message.fields["seq"])) in self.numbers:
+            raise FunctionError("this one is poison")
+        return True
+
+
+def poisoned(here: Here, *numbers: int, frame_behind: bool = False) -> Pipeline:
+    pipeline = Pipeline("poison", batch_messages=1000)
+    pipeline.modules = (__name__,)  # as for a pipeline file: workers cannot import it
+    source = pipeline.source("in", a.generate(count=4000))
+    step = source.transform("check", Poison(numbers=numbers))
+    if frame_behind:
+        step = step.transform("frame", lambda df: df.where("true"))
+    step.save("strict", a.file(uri=here.uri("strict.jsonl")))
+    source.save("other", a.file(uri=here.uri("other.jsonl")))
+    return pipeline
+
+
+@pytest.mark.parametrize("frame_behind", [False, True])
+def test_a_refused_message_stops_its_sink_before_it_and_no_other(here: Here, frame_behind: bool) -> None:
+    summary = here.run(poisoned(here, 2345, 2400, frame_behind=frame_behind))
+    assert summary.exit_code == 3
+    assert "stopped before message 2345" in (summary.message or "")
+    assert "'check' refused: this one is poison" in (summary.message or "")
+    strict = sink_of(summary, "strict")
+    assert (strict.delivered, strict.pending, summary.adds_up) == (2345, 1655, True)
+    assert [doc["seq"] for doc in here.documents("strict.jsonl")] == list(range(2345))
+    assert [doc["seq"] for doc in here.documents("other.jsonl")] == list(range(4000))
+    with open_directory(here.path / "data") as directory:
+        assert [(s.sink, s.watermark, s.lag) for s in directory.offsets("poison")] == [
+            ("other", 4000, 0),
+            ("strict", 2345, 1655),
+        ]
+
+
+def test_a_stopped_sink_goes_on_once_the_cause_is_gone(here: Here) -> None:
+    assert here.run(poisoned(here, 2345)).exit_code == 3
+    assert here.run(poisoned(here, 2345)).exit_code == 3, "the same message stops it again"
+    summary = here.run(poisoned(here))
+    assert (summary.exit_code, sink_of(summary, "strict").delivered) == (0, 1655)
+    assert [doc["seq"] for doc in here.documents("strict.jsonl")] == list(range(4000))
+
+
+def simple(here: Here, count: int = 3000) -> Pipeline:
+    pipeline = Pipeline("simple", batch_messages=1000)
+    pipeline.source("in", a.generate(count=count)).save("out", a.file(uri=here.uri("out.jsonl")))
+    return pipeline
+
+
+def fail_once(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: Exception, after: bool
+) -> list[int]:
+    """Have a method fail at its second call, before or after its effect."""
+    calls: list[int] = []
+    real = getattr(owner, name)
+
+    def failing(*args: object, **kwargs: object) -> object:
+        calls.append(1)
+        if len(calls) == 2 and not after:
+            raise error
+        result = real(*args, **kwargs)
+        if len(calls) == 2 and after:
+            raise error
+        return result
+
+    monkeypatch.setattr(owner, name, failing)
+    return calls
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(
+    ("owner", "name"), [(FilePublisher, "publish"), (OffsetLog, "commit")], ids=["publish", "commit"]
+)
+def test_a_batch_that_fails_at_any_step_is_repeated_and_nothing_is_doubled(
+    here: Here, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, after: bool
+) -> None:
+    monkeypatch.setattr(supervisor, "_DELAYS", (0.01,))
+    calls = fail_once(monkeypatch, owner, name, OSError(5, "Input/output error"), after)
+    summary = here.run(simple(here))
+    assert (summary.exit_code, summary.adds_up) == (0, True)
+    assert len(calls) >= 3
+    assert [doc["seq"] for doc in here.documents("out.jsonl")] == list(range(3000))
+
+
+def test_a_target_that_never_works_ends_the_sink_with_its_reason(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_DELAYS", (0.01,))
+
+    def broken(self: FilePublisher, parts: Sequence[Staged], position: SinkPosition) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(FilePublisher, "publish", broken)
+    summary = here.run(simple(here))
+    assert summary.exit_code == 1
+    assert "No space left on device" in (summary.message or "")
+    assert sink_of(summary, "out").pending == 3000
+    monkeypatch.undo()
+    assert here.run(simple(here)).exit_code == 0
+    assert [doc["seq"] for doc in here.documents("out.jsonl")] == list(range(3000))
+
+
+def test_a_dead_planning_process_is_replaced(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_DELAYS", (0.01,))
+    killed: list[int] = []
+
+    def kill_planner(progress: Progress) -> None:
+        if progress.phase != "running" or killed or progress.nodes[1].delivered == 0:
+            return
+        for process in psutil.Process().children(recursive=True):
+            if "python_streaming_source_runner" in " ".join(process.cmdline()):
+                process.kill()
+                killed.append(process.pid)
+
+    pipeline = Pipeline("planner", batch_messages=1000)
+    pipeline.source("in", a.generate(count=20_000, rate=4000)).save("out", a.file(uri=here.uri("out.jsonl")))
+    summary = here.run(pipeline, report=kill_planner)
+    assert killed, "the planning process was not found"
+    assert summary.exit_code == 0
+    assert [doc["seq"] for doc in here.documents("out.jsonl")] == list(range(20_000))
+
+
+def test_what_spark_read_is_counted_against_the_log(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If rows got lost between the log and Spark the batch fails; nothing of it is published."""
+    from penstock.spark import batch
+    from penstock.spark.batch import AccountError
+
+    monkeypatch.setattr(supervisor, "_DELAYS", (0.01,))
+    real = batch.planned_end
+
+    def beyond(checkpoint: Path, number: int) -> object:
+        end = real(checkpoint, number)
+        return end._replace(offset=end.offset + 1)
+
+    monkeypatch.setattr(batch, "planned_end", beyond)
+    summary = here.run(simple(here, 500))
+    assert summary.exit_code == AccountError.exit_code == 1
+    assert "the log holds 501 messages in [0, 501), Spark read 500" in (summary.message or "")
+    assert here.lines("out.jsonl") == []
+
+
+def test_a_source_that_fails_is_reported_and_what_it_gave_is_delivered(here: Here) -> None:
+    good = "".join(f'{{"n":{i}}}\n' for i in range(100))
+    (here.path / "in.jsonl").write_text(good + "not json\n")
+    pipeline = Pipeline("bad")
+    pipeline.source("in", a.file(uri=here.uri("in.jsonl"))).save("out", a.file(uri=here.uri("out.jsonl")))
+    summary = here.run(pipeline)
+    assert summary.exit_code != 0
+    assert "line 101" in (summary.message or "")
+    assert (here.path / "out.jsonl").read_text() == good
+
+
+def test_a_target_of_someone_else_is_refused_before_anything_is_read(here: Here) -> None:
+    (here.path / "out.jsonl").write_text("precious\n")
+    with pytest.raises(PenstockError, match="did not write"):
+        here.run(simple(here))
+    assert (here.path / "out.jsonl").read_text() == "precious\n"
+
+
+def test_an_older_copy_of_the_target_is_noticed(here: Here) -> None:
+    here.run(simple(here, 1000))
+    copies = {name: (here.path / name).read_bytes() for name in ("out.jsonl", ".out.jsonl.penstock")}
+    here.run(simple(here, 2000))
+    for name, content in copies.items():
+        (here.path / name).write_bytes(content)
+    with pytest.raises(PenstockError, match="has the messages below 1000, but those below 2000"):
+        here.run(simple(here, 3000))
+
+
+def test_a_lost_scratch_directory_changes_nothing(here: Here) -> None:
+    import shutil
+
+    here.run(simple(here, 1000))
+    shutil.rmtree(here.path / "data" / "scratch")
+    shutil.rmtree(here.path / "data" / "index")
+    summary = here.run(simple(here, 2000))
+    assert (summary.exit_code, sink_of(summary, "out").delivered) == (0, 1000)
+    assert [doc["seq"] for doc in here.documents("out.jsonl")] == list(range(2000))
+
+
+def test_functions_run_in_other_processes_than_the_runner(here: Here) -> None:
+    pids = here.path / "pids"
+    pids.mkdir()
+
+    def note(batches: object) -> object:
+        (pids / str(os.getpid())).touch()
+        return batches
+
+    pipeline = Pipeline("pids")
+    source = pipeline.source("in", a.generate(count=100))
+    source.transform("note", lambda df: df.mapInArrow(note, df.schema)).save("out", a.discard())
+    assert here.run(pipeline).exit_code == 0
+    seen = {int(path.name) for path in pids.iterdir()}
+    assert seen
+    assert os.getpid() not in seen
