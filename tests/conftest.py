@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
-from pyspark.sql import SparkSession
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
@@ -14,9 +17,9 @@ settings.load_profile("penstock")
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A local session, started once for all tests that ask for one."""
+    """A local session, started once for all tests that ask for one. Leave no query running in it."""
     from penstock.spark.session import session, stop
 
-    spark = session(app="tests", cores=2, scratch=tmp_path_factory.mktemp("spark"))
+    spark = session(app="tests", cores=2, short_lived=True, scratch=tmp_path_factory.mktemp("spark"))
     yield spark
     stop(spark)

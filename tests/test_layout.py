@@ -43,8 +43,9 @@ def module_name(file: Path) -> str:
 
 
 def room_of(module: str) -> str:
-    """The room of a module of Penstock; empty for the house itself."""
-    return [*module.split("."), ""][1]
+    """The room of a module of Penstock; empty for the house itself, whose front door is `__main__`."""
+    room = [*module.split("."), ""][1]
+    return "" if room == "__main__" else room
 
 
 def imports(file: Path) -> Iterator[tuple[int, str]]:

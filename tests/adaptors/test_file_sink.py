@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -20,7 +21,15 @@ from penstock.adaptors.base import Guarantee, Order, SinkPosition, Stage, Staged
 from penstock.adaptors.file_sink import FilePublisher, IfExists, position_of, staging_of
 from penstock.base.disk import Buffer, Disk, DiskFile
 from penstock.base.errors import CorruptError, PenstockError, UsageError
-from penstock.testing.powerloss import Mark, RecordingDisk, every_sync_matters, marked
+from penstock.testing.powerloss import (
+    BrokenPromiseError,
+    Mark,
+    RecordingDisk,
+    check,
+    every_sync_matters,
+    marked,
+    sync_sites,
+)
 
 LOG = "0123-log"
 names = itertools.count()
@@ -465,6 +474,52 @@ def test_power_loss_neither_loses_nor_doubles_and_no_sync_is_needless(
             "" if position.watermark else "\n"
         )
 
-    # What others wrote counts as durable in the harness; on a disk it may not be, before it is synced.
-    exempt = ["file_sink.py:FilePublisher._claimed"] if prepare else []
+    # What others wrote counts as durable in the harness; on a disk it may not be, before it is synced. The sync
+    # in `open` is for what a killed publisher left: proved below.
+    exempt = [
+        "file_sink.py:FilePublisher.open",
+        *(["file_sink.py:FilePublisher._claimed"] if prepare else []),
+    ]
     every_sync_matters(publish_some, verify, seed=1, prepare=prepare, exempt=exempt)
+
+
+def killed_publishers(steps: int) -> Callable[[RecordingDisk, Path], None]:
+    """A publisher that is killed after so many steps, and one that opens what it left and says what it has."""
+
+    def record(disk: RecordingDisk, root: Path) -> None:
+        part_file = root.parent / "part"
+        part_file.write_text(line(0))
+        report = Staged(str(part_file), 1, 1, len(line(0)), 0, 0, True, {})
+        with disk.killed_after(steps):
+            first = FilePublisher(root / "out.jsonl", "refuse", disk)
+            first.open(at(0))
+            first.publish([report], at(1))
+        with contextlib.suppress(OSError):
+            first.close()
+        second = FilePublisher(root / "out.jsonl", "refuse", disk)
+        disk.mark(second.open(at(0)).watermark)
+        second.close()
+
+    return record
+
+
+def what_was_told(root: Path, marks: Sequence[Mark]) -> None:
+    publisher = FilePublisher(root / "out.jsonl")
+    told = max(marked(marks, int), default=0)
+    position = publisher.open(at(told))
+    publisher.close()
+    assert position.watermark >= told
+    assert (root / "out.jsonl").read_text() == "".join(line(number) for number in range(position.watermark))
+
+
+def test_what_a_killed_publisher_left_is_durable_before_it_is_told() -> None:
+    needed = 0
+    for steps in range(1, 30):
+        log = check(killed_publishers(steps), what_was_told, seed=steps).log
+        for site in sync_sites(log):
+            if site.label == "file_sink.py:FilePublisher.open":
+                try:
+                    check(killed_publishers(steps), what_was_told, seed=steps, drop_sync=site)
+                except BrokenPromiseError:
+                    needed += 1
+    assert needed, "no promise is broken without the sync in `open`"

@@ -341,6 +341,10 @@ class Following:
             assert self._arrived.wait_for(lambda: len(data(self.batches)) >= count, timeout=30)
         return data(self.batches)
 
+    def wait_until_complete(self) -> None:
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: any(one.completed for one in self.batches), timeout=30)
+
     def end(self, *, stop: bool = True) -> None:
         if stop:
             self.stop.set()
@@ -358,6 +362,7 @@ def following(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Following
 
 
 def test_a_followed_file_is_read_as_it_grows_and_waits_for_newlines(path: Path, following: Following) -> None:
+    following.wait_until_complete()
     assert following.get(1) == [b'{"a":1}']
     with path.open("ab") as file:
         file.write(b'"done"}')
@@ -373,7 +378,7 @@ def test_a_followed_file_is_read_as_it_grows_and_waits_for_newlines(path: Path, 
 
 @pytest.mark.parametrize("how", ["cut", "overwritten", "replaced", "removed"])
 def test_a_followed_file_that_goes_away_is_an_error(path: Path, following: Following, how: str) -> None:
-    following.get(1)
+    following.wait_until_complete()
     if how == "cut":
         os.truncate(path, 3)
     elif how == "overwritten":

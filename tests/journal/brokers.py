@@ -76,7 +76,8 @@ def replica(broker: Broker, journal: str = JOURNAL) -> Replica:
 async def stream(*chunks: bytes) -> AsyncIterator[AppendRequest]:
     """What a client sends after the parameters."""
     for chunk in chunks:
-        yield AppendRequest(content=chunk)
+        if chunk:
+            yield AppendRequest(content=chunk)
     yield AppendRequest()
 
 
@@ -111,7 +112,8 @@ async def until(condition: Callable[[], bool], patience: float = 10.0) -> None:
 
 
 async def persisted(broker: Broker, journal: str = JOURNAL) -> None:
-    await until(lambda: not replica(broker, journal)._unpersisted)
+    """Wait until no fragment is on its way into the store."""
+    await until(lambda: not replica(broker, journal)._persisting)
 
 
 def in_loop(test: Callable[[], Awaitable[None]]) -> None:

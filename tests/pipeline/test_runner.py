@@ -6,7 +6,7 @@ import json
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -23,7 +23,9 @@ from penstock.adaptors.base import SinkPosition, Staged
 from penstock.adaptors.file_sink import FilePublisher
 from penstock.base.errors import PenstockError
 from penstock.functions.base import Editable, Function, FunctionError
+from penstock.log.message import MessageOffset
 from penstock.log.offsets import OffsetLog
+from penstock.log.positions import LogPoint
 from penstock.pipeline import supervisor
 from penstock.pipeline.operations import open_directory
 from penstock.pipeline.progress import Progress, SinkSummary, Summary
@@ -169,6 +171,10 @@ class TestDataFrameFunctions:
         summary = self.outcome(here, lambda df: df.where("false"), ns="^a$")
         assert sink_of(summary, "out").delivered == 1500
         assert [doc["seq"] for doc in here.documents("out.jsonl")] == list(range(1, 3000, 2))
+
+    def test_what_it_passes_and_what_passes_by_come_together_in_order(self, here: Here) -> None:
+        self.outcome(here, lambda df: df.where("true"), ns="^a$")
+        assert [doc["seq"] for doc in here.documents("out.jsonl")] == list(range(3000))
 
     @pytest.mark.parametrize(
         ("function", "complaint"),
@@ -333,9 +339,9 @@ def test_what_spark_read_is_counted_against_the_log(here: Here, monkeypatch: pyt
     monkeypatch.setattr(supervisor, "_DELAYS", (0.01,))
     real = batch.planned_end
 
-    def beyond(checkpoint: Path, number: int) -> object:
+    def beyond(checkpoint: Path, number: int) -> LogPoint:
         end = real(checkpoint, number)
-        return end._replace(offset=end.offset + 1)
+        return LogPoint(MessageOffset(end.offset + 1), end.byte)
 
     monkeypatch.setattr(batch, "planned_end", beyond)
     summary = here.run(simple(here, 500))
@@ -387,7 +393,7 @@ def test_functions_run_in_other_processes_than_the_runner(here: Here) -> None:
     pids = here.path / "pids"
     pids.mkdir()
 
-    def note(batches: object) -> object:
+    def note(batches: Iterator[object]) -> Iterator[object]:
         (pids / str(os.getpid())).touch()
         return batches
 

@@ -104,7 +104,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A message that a function or the sink's stager could not take, with the reason."""
+    """A message that a function or the sink's stager could not take, with the reason.
+
+    A stager leaves `node` empty: the runner knows its name.
+    """
 
     offset: int
     ns: str
@@ -117,8 +120,9 @@ class Staged:
     """What one task attempt reports; small, and free of message bodies.
 
     `part` is what the publisher needs to find the staged rows (a file name, a table name), empty if the
-    task staged nothing. `first`/`last` are the lowest and highest offset staged; `ordered` whether the rows
-    were staged in the order of their offsets.
+    task staged nothing. `rows` and `bytes` count what was staged, `messages` also those that were skipped because
+    the target has them. `first`/`last` are the lowest and highest offset staged, -1 if none; `ordered` whether
+    the rows were staged in the order of their offsets.
     """
 
     part: str
@@ -165,7 +169,9 @@ class Publisher(ABC):
     def open(self, start: SinkPosition) -> SinkPosition | None:
         """Connect, clean up what a crash left, and tell the position kept inside the target.
 
-        `start` is what the offset log says. None means that the target keeps no position (at least once).
+        `start` is what the offset log says. None means that the target keeps no position (at least once). A
+        position of an older generation counts for nothing: the operator rewound, and the answer is `start`.
+        What is answered must be durable by then, also if the process that wrote it died before its sync.
         Raises `UsageError` if the target holds something that this pipeline did not write.
         """
 

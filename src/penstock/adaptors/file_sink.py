@@ -146,6 +146,8 @@ class FilePublisher(Publisher):
         try:
             kept = self._recorded()
             if kept is not None and kept.log == start.log:
+                # The publisher before us may have been killed between renaming and syncing what we build on.
+                self._disk.sync_dir(self._target.parent)
                 self._kept = self._continued(file, kept, start)
             else:
                 self._kept = self._claimed(file, start)

@@ -20,7 +20,9 @@ from penstock.journal.protocol import AppendRequest, LabelSet, Status
 from penstock.journal.replica import Replica
 
 STALL_LIMIT = 10.0
-"""A client that holds the pipeline and sends nothing for this many seconds is dropped: others wait for it."""
+MIN_RATE = 65536
+"""A client that holds the pipeline must sustain this many bytes a second, with `STALL_LIMIT` seconds of grace, or
+is dropped: others wait for it."""
 
 _O_RDONLY = 1
 
@@ -91,7 +93,10 @@ class AppendMachine:
         assert self._replica is not None
         await self._replica.pipeline.acquire()
         self._owns_pipeline = True
-        self.state = State.VALIDATE_PRECONDITIONS
+        if self._replica.closed:
+            self._fail(Status.JOURNAL_NOT_FOUND)
+        else:
+            self.state = State.VALIDATE_PRECONDITIONS
 
     async def on_validate_preconditions(self) -> None:
         """Registers, then the offset: bytes go to the furthest known end of the journal, and nowhere else."""
@@ -117,8 +122,10 @@ class AppendMachine:
         summer = hashlib.sha1()
         begin = -1
         committing = False
-        while (request := await self._next()) is not None:
+        deadline = asyncio.get_running_loop().time() + STALL_LIMIT
+        while (request := await self._next(deadline)) is not None:
             self.total_chunks += 1
+            deadline += len(request.content) / MIN_RATE
             if committing:
                 raise AppendStreamError("expected EOF after empty Content chunk")
             if not request.content:
@@ -131,11 +138,17 @@ class AppendMachine:
                     return
                 await replica.prepare()
                 begin = replica.spool.end
+            if replica.closed:
+                self._fail(Status.JOURNAL_NOT_FOUND)
+                return
             _require_only_content(request)
             replica.spool.content(request.content, replica.spool.delta)
             summer.update(request.content)
         if not committing:
             raise AppendStreamError("unexpected EOF")
+        if replica.closed:
+            self._fail(Status.JOURNAL_NOT_FOUND)
+            return
         self._propose(begin, summer.digest())
 
     def _propose(self, begin: int, digest: bytes) -> None:
@@ -166,9 +179,9 @@ class AppendMachine:
         await self._replica.durable(self._ticket)
         self.state = State.FINISHED
 
-    async def _next(self) -> AppendRequest | None:
+    async def _next(self, deadline: float) -> AppendRequest | None:
         try:
-            async with asyncio.timeout(STALL_LIMIT):
+            async with asyncio.timeout_at(deadline):
                 return await anext(self._requests, None)
         except TimeoutError:
             raise AppendStreamError("client stream didn't sustain the minimum append data rate") from None

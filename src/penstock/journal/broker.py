@@ -3,8 +3,8 @@
 One broker, all journals, one replica each. `Broker` knows the key space and the replicas; it answers
 `protocol.Journal` and `penstock.Local` (`wire.py`). Nothing here touches content.
 
-Shutdown, in this order: no new calls; calls under way get a moment; tasks (flushes, persisting) are ended;
-files are closed. A fragment not yet in the store is found again at the next start.
+Shutdown, in this order: no new calls; calls under way get a moment; each replica waits for its commits, gives
+up storing and closes its files; threads end. A fragment not yet in the store is found again at the next start.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn, cast
@@ -49,9 +49,10 @@ from penstock.journal.protocol import (
     Span,
     Status,
 )
-from penstock.journal.replica import Replica
+from penstock.journal.replica import Replica, Threads
 from penstock.journal.stores import FileStore
 from penstock.journal.tokens import ValidationError
+from penstock.journal.uncancelled import uncancelled
 from penstock.journal.wire import Context
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,8 @@ LIST_CHUNK = 25
 MAX_RECEIVE = 4 << 20
 STORE_URL = "file:///"
 _GRACE = 2.0
-_THREADS = 8
+_COMMIT_THREADS = 8
+_STORE_THREADS = 2
 
 
 class Broker:
@@ -73,21 +75,39 @@ class Broker:
         self._disk = disk
         self._version = version
         self._tasks: set[asyncio.Task[None]] = set()
-        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="journal")
-        self._keyspace = LocalKeySpace(disk, directory.keyspace)
-        disk.make_dirs(directory.fragments)
-        self._store = FileStore(STORE_URL, directory.fragments, disk)
+        self._threads = Threads(
+            commits=ThreadPoolExecutor(_COMMIT_THREADS, thread_name_prefix="commit"),
+            stores=ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix="store"),
+        )
+        self._applying = asyncio.Lock()
         self._replicas: dict[str, Replica] = {}
-        for key, entry in self._keyspace.under(ITEMS):
-            self._open(key.removeprefix(ITEMS), JournalSpec.FromString(entry.value))
+        self._keyspace = LocalKeySpace(disk, directory.keyspace)
+        try:
+            disk.make_dirs(directory.fragments)
+            self._store = FileStore(STORE_URL, directory.fragments, disk)
+            for key, entry in self._keyspace.under(ITEMS):
+                self._open(key.removeprefix(ITEMS), JournalSpec.FromString(entry.value))
+        except BaseException:
+            self._abandon()
+            raise
 
     async def close(self) -> None:
+        self.end_waits()
+        await asyncio.gather(*(replica.close() for replica in self._replicas.values()))
+        self._abandon()
+
+    def end_waits(self) -> None:
+        """Have reads that wait at a write head end, so that nobody else waits for them."""
+        for replica in self._replicas.values():
+            replica.end_waits()
+
+    def _abandon(self) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._executor.shutdown(wait=True)
+        self._threads.commits.shutdown(wait=True)
+        self._threads.stores.shutdown(wait=True)
         for replica in self._replicas.values():
-            replica.close()
+            replica.abandon()
         self._keyspace.close()
 
     # The service's methods.
@@ -126,14 +146,31 @@ class Broker:
                 puts.append((key, change.upsert.SerializeToString(deterministic=True)))
             else:
                 deletes.append(key)
-        if not self._keyspace.transact(expected, puts, deletes):
-            return ApplyResponse(status=Status.ETCD_TRANSACTION_FAILED, header=self._header())
-        for change in request.changes:
-            if change.HasField("upsert"):
-                self._open(change.upsert.name, change.upsert)
-            else:
-                self._drop(change.delete)
-        return ApplyResponse(header=self._header())
+        try:
+            # To the end, though the client may hang up: key space and replicas must say the same.
+            applied = await uncancelled(self._transact(request, expected, puts, deletes))
+        except (PenstockError, OSError) as error:
+            await _refuse(context, str(error))
+        status = Status.OK if applied else Status.ETCD_TRANSACTION_FAILED
+        return ApplyResponse(status=status, header=self._header())
+
+    async def _transact(
+        self,
+        request: ApplyRequest,
+        expected: Mapping[str, int],
+        puts: Sequence[tuple[str, bytes]],
+        deletes: Sequence[str],
+    ) -> bool:
+        """One at a time: a journal deleted must have let go of its files before it is made again."""
+        async with self._applying:
+            if not self._keyspace.transact(expected, puts, deletes):
+                return False
+            for change in request.changes:
+                if change.HasField("upsert"):
+                    self._open(change.upsert.name, change.upsert)
+                else:
+                    await self._drop(change.delete)
+            return True
 
     async def read(self, request: ReadRequest, context: Context) -> AsyncIterator[ReadResponse]:
         await self._validated(context, validation.validate_read_request, request)
@@ -142,8 +179,12 @@ class Broker:
         if replica is None:
             yield ReadResponse(status=Status.JOURNAL_NOT_FOUND, header=self._header())
             return
-        async for response in read.read(request, replica, self._header(name), self._sign):
-            yield response
+        try:
+            async with aclosing(read.read(request, replica, self._header(name), self._sign)) as responses:
+                async for response in responses:
+                    yield response
+        except (PenstockError, OSError) as error:
+            await _refuse(context, str(error))
 
     async def append(self, requests: AsyncIterator[AppendRequest], context: Context) -> AppendResponse:
         first = await anext(requests, None)
@@ -211,22 +252,23 @@ class Broker:
             disk=self._disk,
             directory=self._directory.spools(name),
             store=self._store,
-            executor=self._executor,
+            threads=self._threads,
             spawn=self._spawn,
             now=lambda: time.time_ns() // 1000,
         )
 
-    def _drop(self, name: str) -> None:
+    async def _drop(self, name: str) -> None:
         """Stop serving a journal. Its fragments and spools stay: deleting a journal deletes no data."""
         replica = self._replicas.pop(name, None)
         if replica is not None:
-            replica.close()
+            await replica.close()
 
-    def _spawn(self, work: Awaitable[None], name: str) -> None:
+    def _spawn(self, work: Awaitable[None], name: str) -> asyncio.Task[None]:
         task = asyncio.ensure_future(cast("Coroutine[None, None, None]", work))
         task.set_name(name)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
+        return task
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -282,9 +324,6 @@ async def serve(broker: Broker, socket: Path, ready: asyncio.Event, stop: asynci
         options=(("grpc.max_receive_message_length", MAX_RECEIVE), ("grpc.so_reuseport", 0)),
     )
     wire.register(server, broker)
-    socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with suppress(FileNotFoundError):
-        socket.unlink()
     mask = os.umask(0o177)
     try:
         server.add_insecure_port(f"unix:{socket}")
@@ -295,6 +334,7 @@ async def serve(broker: Broker, socket: Path, ready: asyncio.Event, stop: asynci
     try:
         await stop.wait()
     finally:
+        broker.end_waits()
         await server.stop(_GRACE)
         with suppress(FileNotFoundError):
             socket.unlink()

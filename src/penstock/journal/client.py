@@ -8,6 +8,7 @@ lost may have landed, and only its owner can find out (`penstock.log.ownership`)
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +46,10 @@ _CHANNEL_OPTIONS = (
 
 class BrokerGoneError(PenstockError):
     """No broker answers at this address, or it went away in the middle of a call."""
+
+
+class BytesGoneError(PenstockError):
+    """Bytes that were asked for are no longer in the journal."""
 
 
 class JournalError(PenstockError):
@@ -128,14 +133,19 @@ class Client:
         With `block` it goes on as bytes are committed, until `end` or the time-out.
         """
         request = ReadRequest(journal=journal, offset=begin, end_offset=end, block=block)
-        with _translated(self.address):
-            for response in self._calls.read(request, timeout=timeout):
+        position = begin
+        with _translated(self.address), _ending(self._calls.read(request, timeout=timeout)) as responses:
+            for response in responses:
                 if response.content:
                     yield response.offset, response.content
+                    position = response.offset + len(response.content)
                 elif response.status == Status.OFFSET_NOT_YET_AVAILABLE:
                     return
                 else:
                     _require_ok(journal, response.status)
+                    position = response.offset
+        if not end or position < end:
+            raise BrokerGoneError(f"journal {journal}: the broker ended a read at offset {position}")
 
     def read_bytes(self, journal: str, begin: int, end: int) -> bytes:
         """Bytes [begin, end), or up to the write head; an error if any of them is gone."""
@@ -143,7 +153,7 @@ class Client:
         position = begin
         for offset, chunk in self.read(journal, begin, end):
             if offset != position:
-                raise PenstockError(f"journal {journal}: bytes {position} to {offset} are gone")
+                raise BytesGoneError(f"journal {journal}: bytes {position} to {offset} are gone")
             chunks.append(chunk)
             position += len(chunk)
         return b"".join(chunks)
@@ -219,8 +229,8 @@ class Client:
         self.close()
 
     def _metadata(self, request: ReadRequest, timeout: float = DEFAULT_TIMEOUT) -> ReadResponse:
-        with _translated(self.address):
-            for response in self._calls.read(request, timeout=timeout):
+        with _translated(self.address), _ending(self._calls.read(request, timeout=timeout)) as responses:
+            for response in responses:
                 if response.status != Status.OFFSET_NOT_YET_AVAILABLE:
                     _require_ok(request.journal, response.status)
                 return response
@@ -229,6 +239,15 @@ class Client:
 
 class _TimedOutError(PenstockError):
     pass
+
+
+@contextmanager
+def _ending(call: Iterator[ReadResponse]) -> Iterator[Iterator[ReadResponse]]:
+    """Ends a call with its block, however little of the answer was taken; otherwise the broker would go on."""
+    try:
+        yield call
+    finally:
+        call.cancel()  # type: ignore[attr-defined] - a call is an iterator and more
 
 
 class _translated:  # noqa: N801 - reads as a clause at its uses
@@ -263,7 +282,7 @@ def _append_stream(first: AppendRequest, content: Buffer | Sequence[Buffer]) -> 
     yield first
     pieces = [content] if isinstance(content, (bytes, bytearray, memoryview)) else content
     for piece in pieces:
-        view = memoryview(piece)
+        view = memoryview(piece).cast("B")
         for at in range(0, len(view), APPEND_CHUNK):
             yield AppendRequest(content=bytes(view[at : at + APPEND_CHUNK]))
     yield AppendRequest()

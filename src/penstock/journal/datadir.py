@@ -15,9 +15,11 @@ user may read committed bytes of spools and fragments.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
+import stat
 import sys
 import tempfile
 import time
@@ -27,7 +29,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.base.disk import Disk
-from penstock.base.errors import CorruptError, InUseError, UsageError
+from penstock.base.errors import CorruptError, InUseError, PenstockError, UsageError
 
 FORMAT = 1
 _SOCKET_PATH_LIMIT = 100
@@ -88,6 +90,20 @@ class DataDir:
         name = hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:24]
         return Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}" / f"{name}.sock"
 
+    def prepare_socket(self) -> Path:
+        """Clear the socket's place, in a folder where nobody else can put one; returns its path."""
+        folder = self.socket.parent
+        if folder != self.path:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            status = folder.stat(follow_symlinks=False)
+            if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
+                raise PenstockError(
+                    f"{folder} is to hold the broker's socket, but others can write to it or read it",
+                    hint="remove it, or use a data directory with a shorter path",
+                )
+        self.socket.unlink(missing_ok=True)
+        return self.socket
+
     def version(self) -> Version:
         """What the VERSION file says; refuses formats that this version of Penstock does not know."""
         path = self.path / "VERSION"
@@ -145,27 +161,40 @@ class DataDir:
 class Lock:
     """The exclusive lock on a data directory, released by the kernel however the process ends."""
 
-    def __init__(self, directory: DataDir, patience: float = 0.0) -> None:
-        """Take the lock, waiting up to `patience` seconds for a command that holds it for a moment."""
-        directory.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    def __init__(self, directory: DataDir, disk: Disk, patience: float = 0.0) -> None:
+        """Take the lock, waiting up to `patience` seconds for a command that holds it for a moment.
+
+        The directory is made if need be, and through `disk`, since all that is in it will rest on that.
+        """
+        disk.make_dirs(directory.path, 0o700)
         self._fd = os.open(directory.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        deadline = time.monotonic() + patience
+        try:
+            self._take(directory, time.monotonic() + patience)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        owner = msgspec.json.encode(Owner(os.getpid(), " ".join(["penstock", *sys.argv[1:]])[:1000]))
+        with contextlib.suppress(OSError):  # a full disk: the lock holds, only nobody can say whose it is
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, owner, 0)
+
+    def _take(self, directory: DataDir, deadline: float) -> None:
         while True:
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+                return
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    os.close(self._fd)
                     raise in_use(directory) from None
                 time.sleep(_LOCK_POLL)
-        owner = msgspec.json.encode(Owner(os.getpid(), " ".join(["penstock", *sys.argv[1:]])[:1000]))
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, owner, 0)
 
     def release(self) -> None:
-        os.ftruncate(self._fd, 0)
-        os.close(self._fd)
+        """Let go; a second time does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, 0)
+            os.close(fd)
 
 
 def in_use(directory: DataDir) -> InUseError:

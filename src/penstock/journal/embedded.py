@@ -11,7 +11,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -22,6 +22,7 @@ from penstock.journal.client import BrokerGoneError, Client
 from penstock.journal.datadir import DataDir, Lock
 
 _PATIENCE = 5.0
+_POLL = 0.05
 
 
 class EmbeddedBroker:
@@ -34,7 +35,7 @@ class EmbeddedBroker:
         self._disk = disk or Disk()
         if not create:
             self.directory.version()
-        self._lock = Lock(self.directory, patience)
+        self._lock = Lock(self.directory, self._disk, patience)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._ready = threading.Event()
@@ -52,11 +53,13 @@ class EmbeddedBroker:
         return address(self.directory)
 
     def stop(self) -> None:
-        """Stop serving and let the directory go."""
+        """Stop serving and let the directory go; once is enough."""
         assert self._loop is not None
         assert self._stop is not None
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
+        if self._thread.is_alive():
+            with suppress(RuntimeError):  # its loop has just ended by itself
+                self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
         self._lock.release()
         if self._error is not None:
             raise self._error
@@ -84,7 +87,8 @@ class EmbeddedBroker:
         broker = Broker(self.directory, version, self._disk)
         try:
             ready = asyncio.Event()
-            serving = asyncio.create_task(serve(broker, self.directory.socket, ready, self._stop))
+            socket = self.directory.prepare_socket()
+            serving = asyncio.create_task(serve(broker, socket, ready, self._stop))
             waiting = asyncio.create_task(ready.wait())
             await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
@@ -107,25 +111,30 @@ def connect(path: Path) -> Iterator[Client]:
     deadline = time.monotonic() + _PATIENCE
     while True:
         if directory.owner() is not None:
-            client = Client(address(directory))
-            try:
-                client.list()
-            except BrokerGoneError:
-                client.close()
-                if time.monotonic() > deadline:
-                    raise PenstockError(
-                        f"the owner of {directory.path} does not answer on its socket",
-                        hint="it may still be starting, or hang; see `ps`",
-                    ) from None
-                time.sleep(0.05)
-                continue
-            with client:
-                yield client
-            return
+            with Client(address(directory)) as client:
+                if _answers(client):
+                    yield client
+                    return
+            if time.monotonic() > deadline:
+                raise PenstockError(
+                    f"the owner of {directory.path} does not answer on its socket",
+                    hint="it may still be starting, or hang; see `ps`",
+                )
+            time.sleep(_POLL)
+            continue
         try:
             broker = EmbeddedBroker(path, create=False, patience=0.0)
         except InUseError:
+            time.sleep(_POLL)
             continue
         with broker, Client(broker.address) as client:
             yield client
         return
+
+
+def _answers(client: Client) -> bool:
+    try:
+        client.list()
+    except BrokerGoneError:
+        return False
+    return True

@@ -1,7 +1,8 @@
 """Reads of committed bytes (reference 20, "Read"): a metadata message, then chunks, a fragment at a time.
 
 A blocking read waits at the write head for the next commit. A read that meets a gap at the front of the
-journal jumps over it: what was there has been deleted.
+journal jumps over it: what was there has been deleted. Reads of a journal that is let go end without an error,
+at a shutdown only those that wait: the others are nearly done.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
+from penstock.base.errors import CorruptError
 from penstock.journal.fragment import Fragment
 from penstock.journal.protocol import Header, ReadRequest, ReadResponse, Status
 from penstock.journal.replica import LocalFile, Replica
@@ -30,10 +32,12 @@ async def read(
         return
     offset = replica.write_head if request.offset == -1 else request.offset
     first = True
-    while True:
+    while not replica.closed:
         changed = replica.changed()
         found = _find(replica, offset, request.begin_mod_time)
         if found is None and request.block:
+            if replica.waits_ended:
+                return
             await changed.wait()
             continue
         response = ReadResponse(offset=offset, write_head=replica.write_head)
@@ -104,6 +108,14 @@ def _opened(file: LocalFile) -> Iterator[Callable[[int, int], bytes]]:
 
         def from_store(size: int, position: int) -> bytes:
             stored.seek(file.position + position)
-            return stored.read(size) or b""
+            content = stored.read(size)
+            if not content:
+                raise CorruptError(
+                    "the file ends here, before the fragment it is named after",
+                    where=str(file.path),
+                    position=file.position + position,
+                    hint="the disk lost bytes it had confirmed; restore the file from a copy",
+                )
+            return content
 
         yield from_store

@@ -5,7 +5,9 @@ one sync is under way others adopt; the next sync serves them all. Readers learn
 durable. A fragment that has grown long enough is closed: the next spool file is made durable first, since it
 carries the registers; then the old one is put into the store, and only then removed.
 
-On the event loop's thread except where a call says that it blocks; what blocks runs in `executor`.
+On the event loop's thread except where a call says that it blocks. What blocks runs in one of two pools of
+threads, so that a store that is slow holds no commit up; and since a thread cannot be cancelled, a cancelled
+task waits for its end (`uncancelled`): nobody finds a file still being written by someone who has gone.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -25,9 +28,10 @@ from penstock.journal.fragment import Codec, Fragment, parse_path
 from penstock.journal.index import Index
 from penstock.journal.protocol import JournalSpec, LabelSet
 from penstock.journal.spool import Outcome, Spool, empty_fragment
-from penstock.journal.spoolfile import CONTENT_AT, SUFFIX, SpoolFile
+from penstock.journal.spoolfile import CONTENT_AT, SUFFIX, SpoolFile, require_fitting
 from penstock.journal.stores import FileStore
 from penstock.journal.tokens import ValidationError
+from penstock.journal.uncancelled import uncancelled
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +40,14 @@ _RETRY_DELAYS = (0.1, 1.0, 5.0, 30.0)
 
 class JournalFailedError(PenstockError):
     """A sync failed; what is on the disk is unknown until the journal is recovered by a restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """Where blocking calls run: `commits` are what appends wait for, `stores` what nobody does."""
+
+    commits: Executor
+    stores: Executor
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +62,7 @@ class LocalFile:
 class Spawn(Protocol):
     """Starts a task that the broker owns and ends."""
 
-    def __call__(self, work: Awaitable[None], name: str) -> None: ...
+    def __call__(self, work: Awaitable[None], name: str) -> asyncio.Task[None]: ...
 
 
 class Replica:
@@ -63,7 +75,7 @@ class Replica:
         disk: Disk,
         directory: Path,
         store: FileStore,
-        executor: Executor,
+        threads: Threads,
         spawn: Spawn,
         now: Callable[[], int],
     ) -> None:
@@ -74,7 +86,7 @@ class Replica:
         self._disk = disk
         self._directory = directory
         self._store = store
-        self._executor = executor
+        self._threads = threads
         self._spawn = spawn
         self._now = now
         self._file: SpoolFile | None = None
@@ -86,6 +98,10 @@ class Replica:
         self._flushing = False
         self._changed = asyncio.Event()
         self._unpersisted: list[SpoolFile] = []
+        self._persisting: set[asyncio.Task[None]] = set()
+        self.closed = False
+        """No append is accepted any more, and reads end."""
+        self.waits_ended = False
         self.spool = Spool(empty_fragment(spec.name, 0, self.codec), LabelSet(), self)
         self._recover()
 
@@ -112,7 +128,8 @@ class Replica:
                 hint="see to the disk, then restart the broker",
             )
         if self._file is None or self._is_due():
-            await self._roll()
+            await self.durable()
+            await uncancelled(self._roll())
 
     def write(self, content: Buffer, position: int) -> None:
         """The spool's storage: the file of the fragment under construction."""
@@ -121,6 +138,7 @@ class Replica:
 
     def adopt(self, registers: LabelSet) -> int:
         """Commit the streamed content in memory; durable once `durable` returns for the ticket."""
+        require_fitting(self.spec.name, registers)
         if not self.spool.fragment.length:
             self._first_append = self._now()
         outcome = self.spool.propose(self.spool.next(), registers)
@@ -160,29 +178,47 @@ class Replica:
             yield entry.fragment, entry.payload
             position = entry.fragment.end
 
-    def close(self) -> None:
-        """Close the files. Everything acknowledged is durable already."""
-        if self._file is not None:
-            self._file.close()
-        for file in self._unpersisted:
-            file.close()
+    def end_waits(self) -> None:
+        """Have reads end where they would wait for a commit, now and from now on."""
+        self.waits_ended = True
+        self._notify()
+
+    async def close(self) -> None:
+        """Let the journal go: refuse what is not adopted yet, wait for what is, end reads, close the files."""
+        self.closed = True
+        self.end_waits()
+        async with self.pipeline:
+            with suppress(JournalFailedError):
+                await self.durable()
+        for task in self._persisting:
+            task.cancel()
+        await asyncio.gather(*self._persisting, return_exceptions=True)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the files, and nothing else. Everything acknowledged is durable already."""
+        for file in (self._file, *self._unpersisted):
+            if file is not None:
+                file.close()
 
     async def _flush(self) -> None:
         """Group commit: one sync for all that have adopted since the last one."""
         loop = asyncio.get_running_loop()
         try:
             while self._durable < self._adopted:
-                assert self._file is not None
-                ticket, fragment = self._adopted, self.spool.fragment
-                commit = (self._file.commit, fragment, self.spool.registers, self._first_append)
-                await loop.run_in_executor(self._executor, *commit)
+                file, ticket, fragment = self._file, self._adopted, self.spool.fragment
+                assert file is not None
+                commit = (file.commit, fragment, self.spool.registers, self._first_append)
+                await uncancelled(loop.run_in_executor(self._threads.commits, *commit))
                 self._durable = ticket
-                self._publish(fragment, self._file)
+                self._publish(fragment, file)
                 self._wake(ticket, None)
-        except OSError as error:
+        except BaseException as error:
             self._failure = error
-            log.error("%s: sync failed: %s", self.spec.name, error)
+            log.error("%s: sync failed: %r", self.spec.name, error)
             self._wake(self._adopted, JournalFailedError(f"{self.spec.name}: the sync failed: {error}"))
+            if not isinstance(error, Exception):
+                raise
         finally:
             self._flushing = False
 
@@ -210,6 +246,8 @@ class Replica:
     def _is_due(self) -> bool:
         """Whether the fragment is to be closed before more is added (reference 14, "When a fragment rolls")."""
         fragment = self.spool.fragment
+        if fragment.end < self.index.end:
+            return True  # the store reaches further, and the append says that it knows: the head was reset
         if not fragment.length:
             return fragment.codec is not self.codec
         interval = self.spec.fragment.flush_interval.ToSeconds()
@@ -220,16 +258,29 @@ class Replica:
 
     async def _roll(self) -> None:
         """Begin the next fragment. The old spool file stays until the store has its content."""
-        await self.durable()
         loop = asyncio.get_running_loop()
-        started = empty_fragment(self.spec.name, self.spool.end, self.codec)
-        file = await loop.run_in_executor(self._executor, self._create_file, started, self.spool.registers)
+        started = empty_fragment(self.spec.name, max(self.spool.end, self.index.end), self.codec)
+        creating = loop.run_in_executor(
+            self._threads.commits, self._create_file, started, self.spool.registers
+        )
+        file = await creating
         old, self._file = self._file, file
         self.spool = self.spool.rolled(started, self.spool.registers, self)
         self._first_append = 0
-        if old is not None and old.path != file.path:
-            self._unpersisted.append(old)
-            self._spawn(self._persist(old), f"persist {self.spec.name}")
+        if old is None:
+            return
+        if old.fragment.length:
+            self._persist_later(old)
+        else:
+            old.close()
+            if old.path != file.path:
+                self._disk.remove(old.path)
+
+    def _persist_later(self, file: SpoolFile) -> None:
+        self._unpersisted.append(file)
+        task = self._spawn(self._persist(file), f"persist {self.spec.name}")
+        self._persisting.add(task)
+        task.add_done_callback(self._persisting.discard)
 
     def _create_file(self, fragment: Fragment, registers: LabelSet) -> SpoolFile:
         self._disk.make_dirs(self._directory)
@@ -240,7 +291,7 @@ class Replica:
         loop = asyncio.get_running_loop()
         for attempt in range(1 << 30):
             try:
-                await loop.run_in_executor(self._executor, self._put, file)
+                await uncancelled(loop.run_in_executor(self._threads.stores, self._put, file))
                 break
             except OSError as error:
                 log.warning("%s: cannot store %s yet: %s", self.spec.name, file.path.name, error)
@@ -248,6 +299,7 @@ class Replica:
         seconds = self.now_seconds()
         stored = replace(file.fragment, backing_store=self._store.url, mod_time=seconds)
         self.index.add(stored, LocalFile(self._store.path_of(stored.content_path), 0, None))
+        self._notify()
         self._unpersisted.remove(file)
         file.close()
         # Not synced: a spool that comes back after a power cut is put into the store once more, and goes again.
@@ -273,17 +325,7 @@ class Replica:
         """Find the spools that a crash left, and what the store has."""
         for fragment in self._stored():
             self.index.add(fragment, LocalFile(self._store.path_of(fragment.content_path), 0, None))
-        found: list[tuple[SpoolFile, Spool]] = []
-        if self._directory.is_dir():
-            self._disk.sync_dir(self._directory)  # whoever made a file here may have died before that
-        for path in self._disk.entries(self._directory):
-            if path.suffix != SUFFIX:
-                continue
-            recovered = SpoolFile.recover(self._disk, path, self.spec.name)
-            if recovered is None:
-                self._disk.remove(path)
-            else:
-                found.append(recovered)
+        found = self._spools()
         for file, spool in found:
             if spool.fragment.length:
                 self.index.add(spool.fragment, LocalFile(file.path, CONTENT_AT, file))
@@ -292,8 +334,27 @@ class Replica:
             self._first_append = self._file.record.first_append
         for file, spool in found[:-1]:
             if spool.fragment.length:
-                self._unpersisted.append(file)
-                self._spawn(self._persist(file), f"persist {self.spec.name}")
+                self._persist_later(file)
             else:
                 file.close()
                 self._disk.remove(file.path)
+
+    def _spools(self) -> list[tuple[SpoolFile, Spool]]:
+        """The spools in the directory, in order; files that never came to life are removed."""
+        if self._directory.is_dir():
+            self._disk.sync_dir(self._directory)  # whoever made a file here may have died before that
+        found: list[tuple[SpoolFile, Spool]] = []
+        try:
+            for path in self._disk.entries(self._directory):
+                if path.suffix != SUFFIX:
+                    continue
+                recovered = SpoolFile.recover(self._disk, path, self.spec.name)
+                if recovered is None:
+                    self._disk.remove(path)
+                else:
+                    found.append(recovered)
+        except BaseException:
+            for file, _ in found:
+                file.close()
+            raise
+        return found

@@ -55,12 +55,18 @@ class CommitRecord:
     first_append: int
 
 
-def encode_record(record: CommitRecord) -> bytes:
-    registers = record.registers.SerializeToString(deterministic=True)
-    if len(registers) > MAX_REGISTER_BYTES:
+def require_fitting(journal: str, registers: LabelSet) -> None:
+    """Refuse registers that no commit record can hold, before anything rests on them."""
+    size = registers.ByteSize()
+    if size > MAX_REGISTER_BYTES:
         raise RegistersTooLargeError(
-            f"{record.fragment.journal}: registers take {len(registers)} bytes, at most {MAX_REGISTER_BYTES} fit"
+            f"{journal}: registers take {size} bytes, at most {MAX_REGISTER_BYTES} fit"
         )
+
+
+def encode_record(record: CommitRecord) -> bytes:
+    require_fitting(record.fragment.journal, record.registers)
+    registers = record.registers.SerializeToString(deterministic=True)
     fragment = record.fragment
     body = _RECORD.pack(
         record.sequence,
@@ -133,7 +139,19 @@ class SpoolFile:
         directory.
         """
         file = disk.open(path)
-        file.sync()
+        try:
+            file.sync()
+            found = cls._believed(file, journal)
+        except BaseException:
+            file.close()
+            raise
+        if found is None:
+            file.close()
+        return found
+
+    @classmethod
+    def _believed(cls, file: DiskFile, journal: str) -> tuple[SpoolFile, Spool] | None:
+        """The newer of the two commit records if the content bears it out, else the older one."""
         slots = [decode_record(journal, file.read_at(SLOT_BYTES, at)) for at in (0, SLOT_BYTES)]
         records = sorted((slot for slot in slots if slot is not None), key=lambda slot: -slot.sequence)
         for record in records:
@@ -141,11 +159,10 @@ class SpoolFile:
             if summer is not None and _matches(record.fragment, summer):
                 spool_file = cls(file, record)
                 return spool_file, Spool(record.fragment, record.registers, spool_file, summer=summer)
-        file.close()
         if records:
             raise CorruptError(
                 "no commit record is borne out by the content",
-                where=str(path),
+                where=str(file.path),
                 position=CONTENT_AT,
                 hint="the disk lost or changed bytes it had confirmed; keep the file and restore from a copy",
             )

@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.base import faults
 from penstock.base.errors import CorruptError, PenstockError, UsageError
 from penstock.journal import labels
-from penstock.journal.client import Client
+from penstock.journal.client import BytesGoneError, Client
 from penstock.journal.fragment import Codec
 from penstock.journal.protocol import JournalSpec
 from penstock.log import record as rec
@@ -40,6 +40,9 @@ KIND_LABEL = "penstock.dev/kind"
 SINK_LABEL = "penstock.dev/sink"
 
 DEFAULT_SEGMENT_BYTES = 64 << 20
+_FIRST_CHUNK = 32 << 10
+"""Most walks look at a record or two; those that go on take larger and larger steps."""
+
 _WALK_CHUNK = 4 << 20
 
 
@@ -96,18 +99,20 @@ class LogReader:
 
     def records(self, begin: ByteOffset, end: ByteOffset) -> Iterator[tuple[int, Record]]:
         """The records in bytes [begin, end), both being record boundaries, with their byte offsets."""
-        carry = b""
-        position = int(begin)
-        while position < end:
-            stop = min(end, position + _WALK_CHUNK)
-            chunk = carry + self.client.read_bytes(self.journal, position + len(carry), stop + len(carry))
+        carry, position, size = b"", int(begin), _FIRST_CHUNK
+        while position + len(carry) < end:
+            at = position + len(carry)
+            chunk = carry + self.client.read_bytes(self.journal, at, min(int(end), at + size))
+            if len(chunk) == len(carry):
+                raise CorruptError(f"bytes up to {end} are missing", where=self.journal, position=at)
             starts, consumed = rec.boundaries(chunk, self.journal, position)
             for start in starts:
                 yield position + start, rec.decode(chunk, start, self.journal, position)
-            if not consumed and position + len(chunk) >= end:
-                raise CorruptError("a record that does not end", where=self.journal, position=position)
             position += consumed
             carry = chunk[consumed:]
+            size = min(4 * size, _WALK_CHUNK)
+        if carry:
+            raise CorruptError("a record that does not end", where=self.journal, position=position)
 
     def oldest(self) -> MessageOffset | None:
         """The first message that is still there; None if there is none."""
@@ -121,10 +126,13 @@ class LogReader:
         """The place of message `offset`: in the log, or the next one to come."""
         head = ByteOffset(self.client.head(self.journal))
         point = last_at_or_before(self._trusted_entries(head), offset) or ORIGIN
+        begin = self._begin()
         upcoming = point.offset
-        for byte, record in self.records(point.byte, head):
+        for byte, record in self.records(max(point.byte, begin), head):
             if record.control:
                 continue
+            if record.offset > offset:
+                break
             if record.offset == offset:
                 return LogPoint(MessageOffset(offset), ByteOffset(byte))
             upcoming = MessageOffset(record.offset + 1)
@@ -162,7 +170,7 @@ class LogReader:
     def _trusted_snapshot(self, head: int) -> LogState:
         state = self._cache.state() if self._cache else None
         if state is None or state.byte > head or not self._is_point(state.point, head):
-            return LogState()
+            return LogState(byte=self._begin())
         return state
 
     def _trusted_entries(self, head: int) -> list[LogPoint]:
@@ -179,7 +187,7 @@ class LogReader:
             for _, record in self.records(point.byte, ByteOffset(min(head, point.byte + _PROBE))):
                 if not record.control:
                     return record.offset == point.offset
-        except (CorruptError, UnicodeDecodeError, ValueError):
+        except (CorruptError, BytesGoneError):
             return False
         return point.byte <= head
 
@@ -227,11 +235,14 @@ class CommitLog:
             for ns, position in positions.items()
             if ns in last and ns not in completed
         }
-        content = rec.encode_messages(messages, first, extras)
         told = [ns for ns in positions if ns not in last or ns in completed]
         closing = self._closing_records(told, positions, completed, now)
+        try:
+            content = [rec.encode_messages(messages, first, extras), *map(rec.encode, closing)]
+        except rec.RecordTooLargeError as error:
+            raise MessageTooLargeError(error.message, hint="leave the row or field out at the source") from None
         with faults.step("append"):
-            landed = self._ownership.append([content, *map(rec.encode, closing)])
+            landed = self._ownership.append(content)
         if landed.begin != before.byte:
             raise CorruptError("an append of another owner", where=self.journal, position=before.byte)
         self._state.advance(messages, last, positions)
@@ -276,7 +287,9 @@ class CommitLog:
         if entries and (entries[-1].byte > head or not self.reader._trusted_entries(head)):
             self._cache.discard()
             entries = []
-        if not entries:
+        if entries:
+            self._cache.cut()
+        else:
             self._rebuild(ByteOffset(head))
         self._cache.save(state)
         return state

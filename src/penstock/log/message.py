@@ -55,9 +55,11 @@ OP_WORDS = tuple(op.word for op in Op)
 MODE_WORDS = tuple(mode.word for mode in Mode)
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message on its way into the log. `key` is the JSON text of the row's key, where there is one."""
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """One message on its way into the log. `key` is the JSON text of the row's key, where there is one.
+
+    A struct rather than a dataclass, since a source makes one for every row: it takes a tenth of the time.
+    """
 
     ns: str
     data: bytes

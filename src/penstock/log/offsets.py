@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -20,7 +21,7 @@ from penstock.journal.client import Client
 from penstock.log import record as rec
 from penstock.log.commitlog import KIND_LABEL, PIPELINE_LABEL, SINK_LABEL, journal_labels, journal_spec
 from penstock.log.message import Mode, Op
-from penstock.log.ownership import Ownership
+from penstock.log.ownership import InDoubtError, Ownership
 from penstock.log.record import Record
 
 _VALUE = struct.Struct(">Q")
@@ -91,15 +92,21 @@ class OffsetLog:
     def __init__(self, client: Client, pipeline: str, sink: str, now: int) -> None:
         """Claim the log, making it if it is new; then replay it."""
         self.journal = offsets_journal(pipeline, sink)
+        self._load = partial(load, client, pipeline, sink)
         if journal_labels(client, self.journal) is None:
             extra = {PIPELINE_LABEL: pipeline, KIND_LABEL: "offsets", SINK_LABEL: sink}
             client.create(journal_spec(self.journal, _SEGMENT_BYTES, extra))
-        claim = Record(-1, now, Mode.COPY, Op.NOOP, "", b"", control=True)
-        self._ownership = Ownership.claim(client, self.journal, rec.encode(claim))
-        self.state = load(client, pipeline, sink)
+        self._ownership = Ownership.claim(client, self.journal, _claim(now))
+        self.state = self._load()
 
     def commit(self, commit: Commit, namespaces: Mapping[str, int], now: int) -> None:
-        """Move the sink's offsets; durable on return."""
+        """Move the sink's offsets; durable on return.
+
+        If an earlier commit is in doubt, it is settled first: should it prove to have landed, `state` says so
+        from now on, and this commit, which was made without knowing that, is refused.
+        """
+        if self._ownership.in_doubt:
+            self._settle(now)
         content = encode_commit(commit, namespaces, self.state.entries, now)
         with faults.step("offset commit"):
             self._ownership.append(content)
@@ -107,3 +114,18 @@ class OffsetLog:
         self.state.namespaces.update(namespaces)
         self.state.entries += len(namespaces)
         self.state.updated = now
+
+    def _settle(self, now: int) -> None:
+        """First a new claim, then the truth: after the claim nothing of the old one can land any more."""
+        before = self.state.commit
+        self._ownership = self._ownership.renewed(_claim(now))
+        self.state = self._load()
+        if self.state.commit != before:
+            raise InDoubtError(
+                f"journal {self.journal}: a commit in doubt has landed, up to message {self.state.commit.watermark}",
+                hint="start the sink again from there",
+            )
+
+
+def _claim(now: int) -> bytes:
+    return rec.encode(Record(-1, now, Mode.COPY, Op.NOOP, "", b"", control=True))

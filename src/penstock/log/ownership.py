@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from penstock.base.disk import Buffer
 from penstock.base.errors import PenstockError
 from penstock.journal import labels
-from penstock.journal.client import Appended, Client, RegisterMismatchError
+from penstock.journal.client import Appended, Client, JournalError, RegisterMismatchError
 from penstock.journal.protocol import LabelSelector, LabelSet
 
 EPOCH = "epoch"
@@ -24,6 +24,10 @@ EPOCH = "epoch"
 
 class FencedError(PenstockError):
     """Another owner has claimed the journal; this one must stop."""
+
+
+class InDoubtError(PenstockError):
+    """An earlier append of this owner may have landed, or may yet; claim the journal anew before the next one."""
 
 
 class Ownership:
@@ -35,6 +39,7 @@ class Ownership:
         self.epoch = epoch
         self.claimed_at = claimed_at
         """The byte at which the claim record begins: everything of earlier owners lies before it."""
+        self._doubt: BaseException | None = None
 
     @classmethod
     def claim(cls, client: Client, journal: str, claim_record: bytes) -> Ownership:
@@ -56,15 +61,46 @@ class Ownership:
             return cls(client, journal, epoch, landed.begin)
         raise FencedError(f"journal {journal}: others keep claiming it", hint="stop the other owners")
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether an append ended so that nobody knows if it landed; nothing may follow it under this claim."""
+        return self._doubt is not None
+
     def append(self, content: Buffer | Sequence[Buffer]) -> Appended:
-        """Append as the owner; durable on return."""
+        """Append as the owner; durable on return. After a failure that leaves doubt, no more is accepted."""
+        if self._doubt is not None:
+            raise InDoubtError(
+                f"journal {self.journal}: an append failed ({self._doubt}) and may have landed",
+                hint="open the log again: that claims it anew and finds its end",
+            )
+        return self._append(content, union=None)
+
+    def renewed(self, claim_record: bytes) -> Ownership:
+        """A new claim in place of this one; whatever was in doubt has landed before it, or never will."""
+        epoch = self.epoch + 1
+        landed = self._append(claim_record, union=_register(epoch))
+        return Ownership(self._client, self.journal, epoch, landed.begin)
+
+    def _append(self, content: Buffer | Sequence[Buffer], union: LabelSet | None) -> Appended:
         try:
-            return self._client.append(self.journal, content, check=_at_epoch(self.epoch))
+            landed = self._client.append(self.journal, content, check=_at_epoch(self.epoch), union=union)
         except RegisterMismatchError as error:
             raise FencedError(
                 f"journal {self.journal} was claimed by another owner "
                 f"(epoch {_epoch(error.registers)}, ours is {self.epoch})"
             ) from None
+        except JournalError:
+            raise  # the broker's own word that nothing landed
+        except BaseException as error:
+            self._doubt = error
+            raise
+        if _epoch(landed.registers) is None:
+            self._doubt = FencedError(
+                f"journal {self.journal} has lost its registers, so nobody can own it",
+                hint="make sure that no other owner is running, then reset its head",
+            )
+            raise self._doubt
+        return landed
 
 
 def _epoch(registers: LabelSet) -> int | None:

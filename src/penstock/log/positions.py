@@ -12,6 +12,9 @@ anew if it is missing or wrong.
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 import struct
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -23,6 +26,8 @@ import msgspec
 from penstock.base.errors import CorruptError
 from penstock.log.message import ByteOffset, Message, MessageOffset, Mode, Position, Resume
 from penstock.log.record import Record
+
+log = logging.getLogger(__name__)
 
 GRANULE = 1 << 20
 """About one index entry for this many bytes of log."""
@@ -134,11 +139,31 @@ class LogCache:
             return None
 
     def add(self, points: list[LogPoint]) -> None:
+        """Note more points. Without room for them the log is the same, only slower to find one's way in."""
+        try:
+            self._write_index(points)
+        except OSError as error:
+            log.warning("%s: cannot be written: %s", self._index, error)
+            self.cut()
+
+    def save(self, state: LogState) -> None:
+        """Keep a snapshot, if there is room for it."""
+        try:
+            self._write_state(state)
+        except OSError as error:
+            log.warning("%s: cannot be written: %s", self._state, error)
+
+    def cut(self) -> None:
+        """Drop what a crash left behind the last entry that reads, so that those to come can be read."""
+        with contextlib.suppress(FileNotFoundError):
+            os.truncate(self._index, len(self.entries()) * _ENTRY.size)
+
+    def _write_index(self, points: list[LogPoint]) -> None:
         self._index.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._index.open("ab") as file:
             file.write(b"".join(_ENTRY.pack(*point) for point in points))
 
-    def save(self, state: LogState) -> None:
+    def _write_state(self, state: LogState) -> None:
         self._state.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         aside = self._state.with_suffix(".partial")
         aside.write_bytes(msgspec.json.encode(state))

@@ -25,13 +25,15 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.base.disk import Buffer
-from penstock.base.errors import CorruptError
+from penstock.base.errors import CorruptError, PenstockError
 from penstock.log.message import MAX_MESSAGE_BYTES, Message, Mode, Op
 
 PREFIX = struct.Struct(">QIQB")
 LENGTH = struct.Struct(">I")
 HEADER = struct.Struct(">Ii")
 OVERHEAD = PREFIX.size + 2 * LENGTH.size
+MAX_SIZE = MAX_MESSAGE_BYTES + (1 << 20)
+"""Of a record's `size`: the largest message, and room for its namespace, key and position."""
 
 NO_OFFSET = 0xFFFF_FFFF_FFFF_FFFF
 MODE_MASK, OP_SHIFT, OP_MASK = 0b11, 2, 0b111
@@ -43,6 +45,16 @@ _decode_json = msgspec.json.Decoder(dict[str, object]).decode
 
 class CorruptRecordError(CorruptError):
     """Bytes that do not read as a record."""
+
+
+class RecordTooLargeError(PenstockError):
+    """A record that would be refused when it is read."""
+
+    def __init__(self, ns: str, size: int) -> None:
+        super().__init__(
+            f"a record of namespace '{ns[:100]}' has {size:,} bytes with its key and position, "
+            f"the limit is {MAX_SIZE:,}"
+        )
 
 
 class Record(NamedTuple):
@@ -70,6 +82,8 @@ def encode(record: Record) -> bytes:
         attributes |= CONTROL
     ns = record.ns.encode()
     length = len(header) + len(record.data)
+    if 8 + len(ns) + length > MAX_SIZE:
+        raise RecordTooLargeError(record.ns, 8 + len(ns) + length)
     offset = NO_OFFSET if record.control else record.offset
     return b"".join(
         (
@@ -101,18 +115,18 @@ def encode_messages(
             encoded = ns.encode()
             name = names[ns] = pack_length(len(encoded)) + encoded
         attributes = message.mode | message.op << OP_SHIFT
-        length = len(data)
-        if key is None and i not in extras:
-            add(pack(first + i, 4 + len(name) + length, message.ts, attributes))
-            add(name)
-            add(pack_length(length))
-        else:
+        header = b""
+        if key is not None or i in extras:
+            attributes |= WITH_HEADER
             header = encode_header(key, extras.get(i))
-            length += len(header)
-            add(pack(first + i, 4 + len(name) + length, message.ts, attributes | WITH_HEADER))
-            add(name)
-            add(pack_length(length))
-            add(header)
+        length = len(header) + len(data)
+        size = 4 + len(name) + length
+        if size > MAX_SIZE:
+            raise RecordTooLargeError(ns, size)
+        add(pack(first + i, size, message.ts, attributes))
+        add(name)
+        add(pack_length(length))
+        add(header)
         add(data)
     return b"".join(parts)
 
@@ -140,16 +154,13 @@ def boundaries(buffer: Buffer, where: str, base: int = 0) -> tuple[list[int], in
     while position <= limit:
         (size,) = unpack(buffer, position + 8)
         after = position + 21 + size
-        if not 8 <= size <= _MAX_SIZE:
+        if not 8 <= size <= MAX_SIZE:
             raise CorruptRecordError(f"a record of size {size}", where=where, position=base + position)
         if after > end:
             break
         append(position)
         position = after
     return starts, position
-
-
-_MAX_SIZE = MAX_MESSAGE_BYTES + (1 << 20)
 
 
 def decode(buffer: Buffer, position: int, where: str, base: int = 0) -> Record:
@@ -175,13 +186,20 @@ def decode(buffer: Buffer, position: int, where: str, base: int = 0) -> Record:
     extra: dict[str, object] | None = None
     if attributes & WITH_HEADER:
         key, extra, data = _split_header(data, where, base + position)
+    try:
+        mode, op = Mode(attributes & MODE_MASK), Op(attributes >> OP_SHIFT & OP_MASK)
+        ns = bytes(view[position + 25 : data_at]).decode()
+    except ValueError as error:
+        raise CorruptRecordError(
+            f"a damaged record ({error})", where=where, position=base + position
+        ) from None
     control = bool(attributes & CONTROL)
     return Record(
         offset=-1 if control else offset,
         ts=ts,
-        mode=Mode(attributes & MODE_MASK),
-        op=Op(attributes >> OP_SHIFT & OP_MASK),
-        ns=bytes(view[position + 25 : data_at]).decode(),
+        mode=mode,
+        op=op,
+        ns=ns,
         data=data,
         key=key,
         extra=extra,

