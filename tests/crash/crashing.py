@@ -57,14 +57,16 @@ class Loop:
     """Runs of one pipeline on one data directory."""
 
     directory: Path
-    count: int
+    messages: int
+    """So many are added for each round, so that every kill finds work, however fast the machine is."""
     rate: int
     command: tuple[str, ...] = (sys.executable, "-m", "penstock")
     rounds: list[Round] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        text = PIPELINE.format(count=self.count, rate=self.rate, directory=self.directory)
-        (self.directory / "pipeline.py").write_text(text)
+    @property
+    def count(self) -> int:
+        """How many messages the source has given out, or will by the end of this round."""
+        return self.messages * max(len(self.rounds), 1)
 
     def kill_at(self, step: str, turn: int) -> Round:
         """Run until `step` is entered for the `turn`-th time."""
@@ -80,6 +82,9 @@ class Loop:
 
     def _run(self, aim: str, environment: dict[str, str], kill_after: float | None) -> Round:
         started = time.monotonic()
+        count = self.messages * (len(self.rounds) + 1)
+        text = PIPELINE.format(count=count, rate=self.rate, directory=self.directory)
+        (self.directory / "pipeline.py").write_text(text)
         trace = self.directory / f"steps-{len(self.rounds)}"
         log = (self.directory / f"run-{len(self.rounds)}.log").open("wb")
         process = subprocess.Popen(

@@ -15,30 +15,30 @@ from .crashing import STEPS, Loop, no_process_left, rounds_of, verify
 pytestmark = pytest.mark.spark
 
 
-def killed_again_and_again(directory: Path, seed: int, rounds: int, count: int, rate: int) -> Loop:
-    loop = Loop(directory, count, rate)
+def killed_again_and_again(directory: Path, seed: int, rounds: int) -> Loop:
+    loop = Loop(directory, messages=8_000, rate=4_000)
     for aim, turn in rounds_of(seed, rounds):
         done = loop.kill_after(turn) if aim == "random" else loop.kill_at(aim, int(turn))
         print(f"{aim}: exit {done.exit_code} after {done.seconds:.1f} s, under way: {dict(done.interrupted)}")  # noqa: T201
         assert done.killed or done.exit_code == 0, loop.log_of()
-        verify(directory, count, complete=False)
+        verify(directory, loop.count, complete=False)
     last = loop.finish()
     assert last.exit_code == 0, loop.log_of()
-    verify(directory, count, complete=True)
+    verify(directory, loop.count, complete=True)
     assert no_process_left(directory)
     return loop
 
 
 @pytest.mark.timeout(600)
 def test_each_message_arrives_once_whatever_step_is_interrupted(tmp_path: Path) -> None:
-    loop = killed_again_and_again(tmp_path, seed=7, rounds=len(STEPS) + 1, count=60_000, rate=2_000)
+    loop = killed_again_and_again(tmp_path, seed=7, rounds=len(STEPS) + 1)
     assert set(loop.hit()) >= set(STEPS), f"not every step was hit with work in flight: {loop.hit()}"
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(3))
 def test_soak_each_message_arrives_once(tmp_path: Path, seed: int) -> None:
-    loop = killed_again_and_again(tmp_path, seed=100 + seed, rounds=24, count=400_000, rate=2_500)
+    loop = killed_again_and_again(tmp_path, seed=100 + seed, rounds=20)
     assert set(loop.hit()) >= set(STEPS), f"not every step was hit with work in flight: {loop.hit()}"
 
 
@@ -65,10 +65,10 @@ main()
 def test_acknowledging_before_it_is_durable_is_caught(tmp_path: Path) -> None:
     """The same loop on a product with a planted bug must fail, or it proves nothing."""
     (tmp_path / "planted.py").write_text(PLANTED)
-    loop = Loop(tmp_path, 20_000, 2_000, command=(sys.executable, str(tmp_path / "planted.py")))
+    loop = Loop(tmp_path, 8_000, 4_000, command=(sys.executable, str(tmp_path / "planted.py")))
     assert loop.kill_at("planted", 2).killed, loop.log_of()
     last = loop.finish()
     caught = last.exit_code != 0
     if not caught:
         with pytest.raises(AssertionError, match="lost, doubled or reordered"):
-            verify(tmp_path, 20_000, complete=True)
+            verify(tmp_path, loop.count, complete=True)

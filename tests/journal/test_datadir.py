@@ -16,7 +16,7 @@ from penstock.journal.client import Client
 from penstock.journal.datadir import DataDir, Lock
 from penstock.journal.embedded import EmbeddedBroker, connect
 from penstock.log.commitlog import journal_spec
-from penstock.testing.powerloss import Mark, RecordingDisk, check
+from penstock.testing.powerloss import BrokenPromiseError, Mark, RecordingDisk, check, sync_sites
 
 
 def descriptors() -> set[str]:
@@ -130,7 +130,10 @@ def test_every_folder_down_to_a_new_directory_survives_power_loss() -> None:
             with connect(root / below) as client:
                 assert client.read_bytes("a/journal", 0, 0) == b"promised"
 
-    check(record, verify, seed=1, per_cut=0, untracked=["*/LOCK"])
+    checked = check(record, verify, seed=1, per_cut=0, untracked=["*/LOCK"])
+    [site] = [site for site in sync_sites(checked.log) if site.label == "datadir.py:Lock.__init__ Disk.make_dirs"]
+    with pytest.raises(BrokenPromiseError):
+        check(record, verify, seed=1, per_cut=0, untracked=["*/LOCK"], drop_sync=site)
 
 
 @pytest.mark.parametrize("steps", range(9))

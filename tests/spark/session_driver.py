@@ -45,9 +45,15 @@ def stream(spark: SparkSession, scratch: Path, task: object, seen: list[int]) ->
     query.option("checkpointLocation", str(scratch / f"checkpoint-{os.getpid()}")).start().awaitTermination()
 
 
-def start(scratch: Path) -> tuple[SparkSession, Jvm, dict[str, object]]:
-    secret = {"spark.hadoop.a.password": PASSWORD}
-    spark = engine.session(app="a test", cores=2, scratch=scratch, short_lived=True, settings=secret)
+def start(scratch: Path, fast_start: bool = True) -> tuple[SparkSession, Jvm, dict[str, object]]:
+    spark = engine.session(
+        app="a test",
+        cores=2,
+        scratch=scratch,
+        short_lived=True,
+        fast_start=fast_start,
+        settings={"spark.hadoop.a.password": PASSWORD},
+    )
     assert engine._running is not None
     jvm = engine._running.jvm
     assert jvm.process is not None
@@ -62,8 +68,8 @@ def start(scratch: Path) -> tuple[SparkSession, Jvm, dict[str, object]]:
     return spark, jvm, facts
 
 
-def work(scratch: Path) -> dict[str, object]:
-    spark, _, facts = start(scratch)
+def work(scratch: Path, fast_start: bool = True) -> dict[str, object]:
+    spark, _, facts = start(scratch, fast_start)
     workers: list[int] = []
     stream(spark, scratch, where, workers)
     below = {process.pid for process in psutil.Process().children(recursive=True)}
@@ -86,7 +92,7 @@ def lose(scratch: Path) -> dict[str, object]:
     began = time.monotonic()
     engine.stop(spark)
     took = time.monotonic() - began
-    return work(scratch) | {"sharing": facts["sharing"], "seconds to stop": took}
+    return work(scratch, fast_start=False) | {"sharing": facts["sharing"], "seconds to stop": took}
 
 
 def tell(facts: dict[str, object]) -> None:

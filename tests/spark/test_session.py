@@ -68,6 +68,7 @@ def test_what_holds_on_this_machine_only_is_not_told_to_a_cluster(master: str, t
         "spark.sql.streaming.checkpointFileManagerClass",
     }
     assert cluster["spark.sql.session.timeZone"] == "UTC"
+    engine._discard(places)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_sockets_are_in_a_private_directory_with_a_short_path(tmp_path: Path) ->
     assert len(os.fsencode(places.sockets)) <= 64
     assert places.sockets.stat().st_mode & 0o777 == 0o700
     assert engine._prepare(deep).sockets == places.sockets
-    places.sockets.rmdir()
+    engine._discard(places)
 
 
 def test_what_a_killed_session_left_is_removed(tmp_path: Path) -> None:
@@ -110,6 +111,7 @@ def test_what_a_killed_session_left_is_removed(tmp_path: Path) -> None:
     engine._prepare(tmp_path)
     assert not list(places.local.iterdir())
     assert places.log.read_text() == "kept"
+    engine._discard(places)
 
 
 @pytest.mark.spark

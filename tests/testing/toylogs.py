@@ -1,4 +1,4 @@
-"""What the tests of the power-loss harness record: single steps, and toy logs with and without planted bugs."""
+"""What the tests of the power-loss harness record: single steps, and toy logs, some with planted bugs."""
 
 from __future__ import annotations
 

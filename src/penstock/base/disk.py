@@ -18,6 +18,7 @@ died before its sync. Whoever builds on it syncs it first.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,8 @@ class DiskFile:
         """
         if self._failure is not None:
             raise self._failure
+        if self._fd < 0:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(self.path))
         try:
             os.fdatasync(self._fd)
         except OSError as error:

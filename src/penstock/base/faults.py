@@ -18,8 +18,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 TRACE = "PENSTOCK_TRACE_STEPS"
@@ -39,8 +38,10 @@ def step(name: str) -> AbstractContextManager[None]:
 def _traced(name: str, trace: Path) -> Iterator[None]:
     _write(trace, f"+{name} {os.getpid()}\n")
     _perhaps_kill(name, trace)
-    yield
-    _write(trace, f"-{name} {os.getpid()}\n")
+    try:
+        yield
+    finally:
+        _write(trace, f"-{name} {os.getpid()}\n")
 
 
 def _write(trace: Path, line: str) -> None:

@@ -96,6 +96,8 @@ class SupervisedSink:
         stream = spark.readStream.format("penstock").options(
             **self._options, startOffset=str(point.offset), startByte=str(point.byte)
         )
+        # Spark shares its cores between pools, so that a sink with much to do does not starve the others.
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.node.name)
         writer = stream.load().writeStream.foreachBatch(self._batches)
         name = f"{self._options['pipeline']}/{self.node.name}"
         self._query = writer.option("checkpointLocation", str(checkpoint)).queryName(name).start()

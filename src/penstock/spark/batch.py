@@ -151,10 +151,11 @@ class BatchRunner:
         if end.offset == begin.offset:
             self._at = end
             return
+        refused: Refusal | None = None
         parts = self._staged(frame, begin, end)
-        refused = _first_refusal(parts)
-        if refused is not None:
-            end = LogPoint(MessageOffset(refused.offset), end.byte)
+        while (first := _first_refusal(parts)) is not None:
+            refused = first
+            end = LogPoint(MessageOffset(first.offset), end.byte)
             parts = self._staged(frame, begin, end) if end.offset > begin.offset else []
         report = self._publish(parts, begin, end, started)
         self._at = end
@@ -163,9 +164,14 @@ class BatchRunner:
             raise refusal_error(self._name, refused)
 
     def _staged(self, frame: DataFrame, begin: LogPoint, end: LogPoint) -> list[Staged]:
-        """Steps 2 to 4. Plans that keep the order of the log need no sort; others are staged anew, sorted."""
+        """Steps 2 to 4. Plans that keep the order of the log need no sort; others are staged anew, sorted.
+
+        Also where the sink asks for no order but a DataFrame function may have spread one message over tasks,
+        which would count it more than once.
+        """
         parts = self._stage(frame, begin, end, sort=False)
-        if self._sink.order is not Order.NONE and not _in_order(parts):
+        matters = self._sink.order is not Order.NONE or len(self._passes) > 1
+        if matters and not _in_order(parts):
             parts = self._stage(frame, begin, end, sort=True)
         return sorted(parts, key=lambda part: part.first)
 
@@ -211,6 +217,11 @@ class BatchRunner:
         delivered = sum(part.messages for part in parts)
         rows = sum(part.rows for part in parts)
         dropped = end.offset - begin.offset - delivered
+        if dropped < 0:
+            raise AccountError(
+                f"sink '{self._name}': {delivered} messages staged of {end.offset - begin.offset} in "
+                f"[{begin.offset}, {end.offset}); a function made up offsets"
+            )
         with faults.step("publish"):
             position = SinkPosition(self._log_id, before.generation, max(end.offset, self._in_target))
             self._publisher.publish([part for part in parts if part.part], position)
@@ -236,9 +247,7 @@ class BatchRunner:
 class _StageTask:
     """The last pass of a batch, in a worker: the chain, then the sink's stager. Yields one report."""
 
-    def __init__(
-        self, segment: Segment, stager: Stager, directory: Path, skip_below: int, sink: str
-    ) -> None:
+    def __init__(self, segment: Segment, stager: Stager, directory: Path, skip_below: int, sink: str) -> None:
         self._segment = segment
         self._stager = stager
         self._directory = directory
