@@ -32,7 +32,9 @@ def test_reads_are_short_only_at_the_end(file: DiskFile, size: int, position: in
     assert file.read_at(size, position) == expected
 
 
-@pytest.mark.parametrize("data", [b"abcdef", bytearray(b"abcdef"), memoryview(b"abcdef"), memoryview(b"abcdef").cast("H")])
+@pytest.mark.parametrize(
+    "data", [b"abcdef", bytearray(b"abcdef"), memoryview(b"abcdef"), memoryview(b"abcdef").cast("H")]
+)
 def test_any_buffer_is_written_whole(file: DiskFile, data: bytes | bytearray | memoryview) -> None:
     file.write_at(data, 2)
     assert file.read_at(100, 0) == b"\0\0abcdef"
@@ -84,7 +86,9 @@ def refused_half_way() -> Callable[..., int]:
     return once
 
 
-@pytest.mark.parametrize("kernel", [None, refused, idle, refused_half_way], ids=["works", "refuses", "idles", "stops"])
+@pytest.mark.parametrize(
+    "kernel", [None, refused, idle, refused_half_way], ids=["works", "refuses", "idles", "stops"]
+)
 @pytest.mark.parametrize("size", SIZES)
 def test_a_file_is_copied_whole_whatever_the_kernel_can(
     file: DiskFile,
@@ -181,7 +185,9 @@ REPLACING = [replace_twice, *(partial(replace_after_a_kill, steps=steps) for ste
 
 
 @pytest.mark.parametrize("recording", REPLACING)
-def test_a_replaced_file_holds_the_old_or_the_new_whole(recording: Callable[[RecordingDisk, Path], None]) -> None:
+def test_a_replaced_file_holds_the_old_or_the_new_whole(
+    recording: Callable[[RecordingDisk, Path], None],
+) -> None:
     check(recording, verify_replaced, seed=1)
 
 
@@ -210,7 +216,9 @@ def test_a_leftover_that_is_still_open_elsewhere_is_not_written_to(tmp_path: Pat
     assert (tmp_path / "f").read_bytes() == b"new"
 
 
-def test_a_replacement_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replacement_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -286,7 +294,9 @@ def test_a_folder_made_meanwhile_by_another_is_no_error(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "b").is_dir()
 
 
-def test_folders_above_that_are_not_ours_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_above_that_are_not_ours_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).is_relative_to(tmp_path / "a"))
     synced: list[Path] = []
 

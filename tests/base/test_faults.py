@@ -46,7 +46,9 @@ def test_a_step_is_free_when_nothing_is_armed(monkeypatch: pytest.MonkeyPatch) -
         pass
 
 
-def test_steps_are_traced_as_they_are_entered_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_traced_as_they_are_entered_and_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trace = tmp_path / "trace"
     monkeypatch.setenv(faults.TRACE, str(trace))
     with faults.step("outer"), faults.step("inner"):

@@ -27,10 +27,10 @@ class Example:
     ratio: float = setting("how much", default=0.5)
     tail: bool = setting("follow changes", default=False)
     mode: Literal["a", "b"] = setting("which one", default="a")
-    fields: list[str] = setting("which fields", default=[])
-    names: dict[str, str] = setting("old to new", default={})
+    fields: list[str] = setting("which fields", default=[])  # noqa: RUF009 - copied for each
+    names: dict[str, str] = setting("old to new", default={})  # noqa: RUF009
     limit: int | None = setting("at most", default=None)
-    servers: list[Nested] = setting("where they are", default=[])
+    servers: list[Nested] = setting("where they are", default=[])  # noqa: RUF009
 
     def __post_init__(self) -> None:
         if self.batch < 1:

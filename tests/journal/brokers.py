@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NoReturn, cast
@@ -14,6 +15,7 @@ import grpc
 from penstock.base.disk import Disk, DiskFile
 from penstock.journal.append import AppendMachine
 from penstock.journal.broker import Broker
+from penstock.journal.client import Client
 from penstock.journal.datadir import DataDir
 from penstock.journal.labels import label_set
 from penstock.journal.protocol import (
@@ -82,7 +84,12 @@ async def stream(*chunks: bytes) -> AsyncIterator[AppendRequest]:
 
 
 async def append(
-    broker: Broker, content: bytes, journal: str = JOURNAL, *, offset: int = 0, **registers: str
+    broker: Broker,
+    content: bytes,
+    journal: str = JOURNAL,
+    *,
+    offset: int = 0,
+    registers: Mapping[str, str] | None = None,
 ) -> tuple[int, int]:
     """One append, durable on return; where it landed."""
     first = AppendRequest(journal=journal, offset=offset)
@@ -107,7 +114,7 @@ async def content(broker: Broker, journal: str = JOURNAL) -> bytes:
 async def until(condition: Callable[[], bool], patience: float = 10.0) -> None:
     """Wait for something that another task or thread brings about."""
     async with asyncio.timeout(patience):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - threads bring it about, too
             await asyncio.sleep(0.002)
 
 
@@ -185,13 +192,44 @@ class HookedDisk(Disk):
         super().sync_dir(path)
 
 
-def once(steps: Sequence[str], hook: Callable[[str, Path], None]) -> Callable[[str, Path], None]:
-    """A hook for the first of these steps only."""
-    pending = [True]
+class Streaming:
+    """A client that sends when the test says so."""
 
-    def first(step: str, path: Path) -> None:
-        if step in steps and pending:
-            pending.clear()
-            hook(step, path)
+    def __init__(self, broker: Broker, journal: str = JOURNAL) -> None:
+        self._messages: asyncio.Queue[AppendRequest | None] = asyncio.Queue()
+        self.machine = AppendMachine(AppendRequest(journal=journal), self._stream(), broker._replicas.get)
+        self.task = asyncio.create_task(self.machine.run())
 
-    return first
+    async def _stream(self) -> AsyncIterator[AppendRequest]:
+        while (message := await self._messages.get()) is not None:
+            yield message
+
+    def send(self, *chunks: bytes) -> None:
+        for chunk in chunks:
+            self._messages.put_nowait(AppendRequest(content=chunk))
+
+    def commit(self) -> None:
+        self._messages.put_nowait(AppendRequest())
+        self._messages.put_nowait(None)
+
+
+def spool_named(begin: int) -> str:
+    return f"{begin:016x}.spool"
+
+
+def open_files(root: Path) -> set[str]:
+    """What this process has open below a directory."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except FileNotFoundError:
+            continue
+        if target.startswith(f"{root}/"):
+            found.add(f"{fd} {target}")
+    return found
+
+
+def everything(client: Client, journal: str = JOURNAL) -> bytes:
+    """The whole content, through the socket."""
+    return client.read_bytes(journal, 0, 0)

@@ -131,7 +131,9 @@ def test_every_folder_down_to_a_new_directory_survives_power_loss() -> None:
                 assert client.read_bytes("a/journal", 0, 0) == b"promised"
 
     checked = check(record, verify, seed=1, per_cut=0, untracked=["*/LOCK"])
-    [site] = [site for site in sync_sites(checked.log) if site.label == "datadir.py:Lock.__init__ Disk.make_dirs"]
+    [site] = [
+        site for site in sync_sites(checked.log) if site.label == "datadir.py:Lock.__init__ Disk.make_dirs"
+    ]
     with pytest.raises(BrokenPromiseError):
         check(record, verify, seed=1, per_cut=0, untracked=["*/LOCK"], drop_sync=site)
 

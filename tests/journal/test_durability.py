@@ -71,7 +71,7 @@ async def open_broker(disk: Disk, root: Path) -> Broker:
 
 async def append_number(broker: Broker, number: int) -> int:
     """One append of the given number, which also sets the register; returns where it ends."""
-    return (await append(broker, content_of(number), number=str(number)))[1]
+    return (await append(broker, content_of(number), registers={"number": str(number)}))[1]
 
 
 def record(disk: RecordingDisk, root: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -173,7 +174,8 @@ def rewritten_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyspace, "_REWRITE_ABOVE", 900)
 
 
-RECORDINGS = [record, *(partial(record_with_successor, killed_after=steps) for steps in range(5, 30))]
+KILLED = [partial(record_with_successor, killed_after=steps) for steps in range(5, 30)]
+RECORDINGS: list[Callable[[RecordingDisk, Path], None]] = [record, *KILLED]
 
 
 def test_an_acknowledged_transaction_survives_power_loss() -> None:
@@ -196,3 +198,17 @@ def test_power_loss_while_a_torn_transaction_is_cut_is_survived_too() -> None:
     torn = [image for image in images(first.log, seed=1) if "torn" in image.choice and image.marks]
     for image in torn[:30]:
         check(go_on, verify, seed=1, prepare=image.build, per_cut=4)
+
+
+def test_a_key_space_that_cannot_be_opened_leaves_no_descriptor(tmp_path: Path) -> None:
+    space = opened(tmp_path)
+    for value in (b"1111", b"2222"):
+        space.transact({}, [("a", value)], [])
+    space.close()
+    content = bytearray((tmp_path / "keyspace").read_bytes())
+    content[12] ^= 1
+    (tmp_path / "keyspace").write_bytes(content)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(CorruptError):
+        opened(tmp_path)
+    assert os.listdir("/proc/self/fd") == before

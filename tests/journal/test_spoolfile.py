@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -137,4 +138,12 @@ def test_registers_that_do_not_fit_a_record_are_refused(tmp_path: Path) -> None:
     large = label_set([(f"name-{i:04d}", "v" * 1000) for i in range(MAX_REGISTER_BYTES // 1000)])
     with pytest.raises(RegistersTooLargeError, match="at most"):
         file.commit(spool.next(), large, 0)
+    file.close()
+
+
+def test_the_slots_take_their_room_at_once_so_that_a_full_disk_cannot_fail_a_commit(tmp_path: Path) -> None:
+    """Content that does not fit is refused; a commit record that does not would fail the journal."""
+    file, _ = a_file(tmp_path)
+    with file.path.open("rb") as opened:
+        assert os.lseek(opened.fileno(), 0, os.SEEK_HOLE) >= CONTENT_AT
     file.close()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -16,19 +16,22 @@ from penstock.testing.powerloss import Mark, RecordingDisk, check, every_sync_ma
 PATHS = [f"foo/bar/{number}.raw" for number in range(3)] + ["foo/bar/date=1/3.raw"]
 
 
-class Stored(NamedTuple):
+@dataclass(frozen=True)
+class Stored:
     """A promise: the file is there, whole."""
 
     path: str
 
 
-class Removing(NamedTuple):
+@dataclass(frozen=True)
+class Removing:
     """From here on the file may be there or not."""
 
     path: str
 
 
-class Removed(NamedTuple):
+@dataclass(frozen=True)
+class Removed:
     """A promise: the file is not there any more."""
 
     path: str
@@ -82,9 +85,9 @@ def remove_after_a_kill(disk: RecordingDisk, root: Path, steps: int) -> None:
 
 def verify(root: Path, marks: Sequence[Mark]) -> None:
     store = a_store(Disk(), root)
-    stored, removing, removed = (
-        {promise.path for promise in marked(marks, kind)} for kind in (Stored, Removing, Removed)
-    )
+    stored = {promise.path for promise in marked(marks, Stored)}
+    removing = {promise.path for promise in marked(marks, Removing)}
+    removed = {promise.path for promise in marked(marks, Removed)}
     listed = {f"foo/bar/{file.path}": file.size for file in store.list("foo/bar")}
     for path, size in listed.items():
         assert path in PATHS
@@ -95,7 +98,7 @@ def verify(root: Path, marks: Sequence[Mark]) -> None:
     assert stored - removing <= set(listed)
 
 
-RECORDINGS = [
+RECORDINGS: list[Callable[[RecordingDisk, Path], None]] = [
     put_all,
     put_and_remove,
     *(partial(look_after_a_kill, steps=steps, listing=True) for steps in range(20)),
@@ -105,8 +108,10 @@ RECORDINGS = [
 
 
 @pytest.mark.parametrize("recording", [put_all, put_and_remove])
-def test_what_was_stored_is_there_and_what_was_removed_is_not(recording: object) -> None:
-    check(recording, verify, seed=1)  # type: ignore[arg-type]
+def test_what_was_stored_is_there_and_what_was_removed_is_not(
+    recording: Callable[[RecordingDisk, Path], None],
+) -> None:
+    check(recording, verify, seed=1)
 
 
 def test_no_sync_of_the_store_is_there_for_nothing() -> None:

@@ -29,7 +29,9 @@ KEYSPACE = "journal/test_keyspace.py::test_no_sync_of_the_key_space_is_there_for
 JOURNAL = "journal/test_durability.py::test_no_sync_of_the_journal_is_there_for_nothing"
 STORE = "journal/test_stores_durability.py::test_no_sync_of_the_store_is_there_for_nothing"
 FILE_SINK = "adaptors/test_file_sink.py::test_power_loss_neither_loses_nor_doubles_and_no_sync_is_needless"
-FILE_SINK_KILLED = "adaptors/test_file_sink.py::test_what_a_killed_publisher_left_is_durable_before_it_is_told"
+FILE_SINK_KILLED = (
+    "adaptors/test_file_sink.py::test_what_a_killed_publisher_left_is_durable_before_it_is_told"
+)
 
 PROOFS = {
     "adaptors/file_sink.py FilePublisher.open sync_dir": FILE_SINK_KILLED,

@@ -6,43 +6,22 @@ The rows about tokens and names are in `test_tokens`.
 from collections.abc import Callable
 
 import pytest
-from google.protobuf.duration_pb2 import Duration
 
 from penstock.journal import validation as v
 from penstock.journal.labels import label_set
 from penstock.journal.protocol import (
-    AppendRequest,
-    ApplyRequest,
     BrokerSpec,
     Fragment,
-    FragmentsRequest,
-    FragmentStoreHealthRequest,
     Header,
     JournalSpec,
     Label,
     LabelSelector,
     LabelSet,
-    ListRequest,
     ProcessSpec,
-    ReadRequest,
-    ReplicateRequest,
     Route,
 )
-from penstock.journal.validation import ValidationError
 
-
-def complaint(check: Callable[[], object]) -> str:
-    """What a check says, or "" if it has nothing to say."""
-    try:
-        check()
-    except ValidationError as error:
-        return str(error)
-    return ""
-
-
-def refused(text: str, check: Callable[[], object]) -> None:
-    assert text in complaint(check)
-
+from .validating import change, complaint, fragment, header, labels, refused, seconds, spec
 
 # Labels
 
@@ -62,11 +41,6 @@ LABELS = [
 @pytest.mark.parametrize("label, expected", LABELS)
 def test_label(label: Label, expected: str) -> None:
     assert complaint(lambda: v.validate_label(label)) == expected
-
-
-def labels(*pairs: tuple[str, str]) -> LabelSet:
-    """In the given order, right or wrong."""
-    return LabelSet(labels=[Label(name=name, value=value) for name, value in pairs])
 
 
 SETS = [
@@ -98,36 +72,12 @@ def test_selector() -> None:
 # JournalSpec
 
 
-def spec() -> JournalSpec:
-    spec = JournalSpec(name="foo/bar", replication=1, labels=label_set({"app": "x"}))
-    spec.fragment.length = 1 << 20
-    spec.fragment.compression_codec = 1  # type: ignore[assignment]
-    spec.fragment.stores.append("s3://bucket/")
-    spec.fragment.refresh_interval.FromSeconds(300)
-    return spec
-
-
-def seconds(count: int, nanos: int = 0) -> Duration:
-    return Duration(seconds=count, nanos=nanos)
-
-
 def with_labels(*pairs: tuple[str, str]) -> Callable[[JournalSpec], object]:
     return lambda spec: spec.labels.CopyFrom(label_set(pairs))
 
 
 def with_fragment(**fields: object) -> Callable[[JournalSpec], object]:
     return lambda spec: change(spec.fragment, fields)
-
-
-def change(message: object, fields: dict[str, object]) -> None:
-    for name, value in fields.items():
-        if isinstance(value, list):
-            del getattr(message, name)[:]
-            getattr(message, name).extend(value)
-        elif isinstance(value, Duration):
-            getattr(message, name).CopyFrom(value)
-        else:
-            setattr(message, name, value)
 
 
 def with_fields(**fields: object) -> Callable[[JournalSpec], object]:
@@ -364,12 +314,6 @@ def test_route(route: Route, expected: str) -> None:
     assert bool(found) == bool(expected)
 
 
-def header() -> Header:
-    header = Header(route=Route(primary=-1))
-    header.etcd.cluster_id, header.etcd.member_id, header.etcd.revision, header.etcd.raft_term = 1, 2, 3, 4
-    return header
-
-
 def test_header() -> None:
     v.validate_header(header())
     refused("Route.Primary: expected -1 to -1 (0)", lambda: v.validate_header(Header()))
@@ -386,14 +330,6 @@ def test_header() -> None:
 
 
 # Fragments
-
-
-def fragment(**fields: object) -> Fragment:
-    message = Fragment(journal="foo/bar", begin=3, end=5)
-    message.compression_codec = 1  # type: ignore[assignment]
-    change(message, fields)
-    return message
-
 
 FRAGMENTS = [
     (fragment(), ""),
@@ -418,249 +354,5 @@ FRAGMENTS = [
 @pytest.mark.parametrize("fragment, expected", FRAGMENTS)
 def test_fragment(fragment: Fragment, expected: str) -> None:
     found = complaint(lambda: v.validate_fragment(fragment))
-    assert found.startswith(expected)
-    assert bool(found) == bool(expected)
-
-
-# Requests
-
-READS = [
-    (ReadRequest(journal="foo/bar"), ""),
-    (ReadRequest(journal="foo/bar;meta", offset=-1), ""),
-    (ReadRequest(journal="foo/bar", offset=5, end_offset=5), ""),
-    (ReadRequest(journal="foo/bar", offset=-1, end_offset=5), ""),
-    (ReadRequest(journal="/invalid/name"), "Journal: cannot begin with '/' (/invalid/name)"),
-    (ReadRequest(), "Journal: invalid length (0"),
-    (ReadRequest(journal="foo/bar", offset=-2), "Offset: expected -1 or more (-2)"),
-    (
-        ReadRequest(journal="foo/bar", offset=5, end_offset=4),
-        "EndOffset: expected 0, or no less than Offset (4; Offset 5)",
-    ),
-    (ReadRequest(journal="foo/bar", header=Header()), "Header.Route.Primary: expected -1 to -1 (0)"),
-    (ReadRequest(journal="foo/bar", header=header()), ""),
-]
-
-
-@pytest.mark.parametrize("request_, expected", READS)
-def test_read_request(request_: ReadRequest, expected: str) -> None:
-    found = complaint(lambda: v.validate_read_request(request_))
-    assert found.startswith(expected)
-    assert bool(found) == bool(expected)
-
-
-FIRSTS = [
-    (AppendRequest(journal="foo/bar"), ""),
-    (AppendRequest(journal="foo/bar;meta", offset=7, do_not_proxy=True, header=header()), ""),
-    (AppendRequest(), "Journal: invalid length (0"),
-    (AppendRequest(journal="foo/bar", offset=-1), "Offset: expected 0 or more (-1)"),
-    (AppendRequest(journal="foo/bar", content=b"x"), "unexpected Content"),
-    (
-        AppendRequest(journal="foo/bar", check_registers=LabelSelector(include=labels(("a", "")))),
-        "CheckRegisters.Include.Labels[0].Name: invalid length",
-    ),
-    (
-        AppendRequest(journal="foo/bar", union_registers=labels(("a", ""))),
-        "UnionRegisters.Labels[0].Name: inv",
-    ),
-    (
-        AppendRequest(journal="foo/bar", subtract_registers=labels(("a", ""))),
-        "SubtractRegisters.Labels[0].Name: inv",
-    ),
-    (
-        AppendRequest(
-            journal="foo/bar", union_registers=LabelSet(labels=[Label(name="ab", value="x", prefix=True)])
-        ),
-        "UnionRegisters.Labels[0].Prefix: only",
-    ),
-    (AppendRequest(journal="foo/bar", suspend=4), ""),  # type: ignore[arg-type]
-    (AppendRequest(journal="foo/bar", suspend=5), "Suspend: unknown value (5)"),  # type: ignore[arg-type]
-    (AppendRequest(journal="foo/bar", header=Header()), "Header.Route"),
-]
-
-
-@pytest.mark.parametrize("request_, expected", FIRSTS)
-def test_first_append_request(request_: AppendRequest, expected: str) -> None:
-    found = complaint(lambda: v.validate_append_request(request_, first=True))
-    assert found.startswith(expected)
-    assert bool(found) == bool(expected)
-
-
-LATERS = [
-    (AppendRequest(content=b"x"), ""),
-    (AppendRequest(), ""),
-    (AppendRequest(journal="foo/bar"), "unexpected Journal"),
-    (AppendRequest(header=Header()), "unexpected Header"),
-    (AppendRequest(do_not_proxy=True), "unexpected DoNotProxy"),
-    (AppendRequest(offset=1), "unexpected Offset"),
-    (AppendRequest(check_registers=LabelSelector()), "unexpected CheckRegisters"),
-    (AppendRequest(union_registers=LabelSet()), "unexpected UnionRegisters"),
-    (AppendRequest(subtract_registers=LabelSet()), "unexpected SubtractRegisters"),
-    (AppendRequest(suspend=1), "unexpected Suspend"),  # type: ignore[arg-type]
-    (AppendRequest(min_etcd_revision=1), "unexpected MinEtcdRevision"),
-]
-
-
-@pytest.mark.parametrize("request_, expected", LATERS)
-def test_later_append_request(request_: AppendRequest, expected: str) -> None:
-    assert complaint(lambda: v.validate_append_request(request_, first=False)) == expected
-
-
-def selecting(**sides: LabelSet) -> ListRequest:
-    request = ListRequest()
-    for side, labels in sides.items():
-        getattr(request.selector, side).CopyFrom(labels)
-    return request
-
-
-LISTS = [
-    (ListRequest(), ""),
-    (selecting(include=labels(("prefix", "a/"), ("prefix", "b/"))), ""),
-    (
-        selecting(include=labels(("prefix", "a"))),
-        "Selector.Include: expected trailing '/' of label 'prefix' (a)",
-    ),
-    (
-        selecting(exclude=labels(("prefix", ""))),
-        "Selector.Exclude: expected trailing '/' of label 'prefix' ()",
-    ),
-    (selecting(include=labels(("x", "a"))), "Selector.Include.Labels[0].Name: invalid length"),
-    (ListRequest(watch=True, watch_resume=header()), ""),
-    (ListRequest(watch=True, watch_resume=Header()), "WatchResume.Route"),
-]
-
-
-@pytest.mark.parametrize("request_, expected", LISTS)
-def test_list_request(request_: ListRequest, expected: str) -> None:
-    found = complaint(lambda: v.validate_list_request(request_))
-    assert found.startswith(expected)
-    assert bool(found) == bool(expected)
-
-
-Change = ApplyRequest.Change
-CHANGES = [
-    (Change(upsert=spec()), ""),
-    (Change(upsert=spec(), expect_mod_revision=5), ""),
-    (Change(upsert=spec(), expect_mod_revision=-1), ""),
-    (Change(delete="foo/bar", expect_mod_revision=1), ""),
-    (Change(delete="foo/bar", expect_mod_revision=-1), ""),
-    (Change(), "Changes[0]: neither Upsert nor Delete are set (expected exactly one)"),
-    (
-        Change(upsert=spec(), delete="foo/bar"),
-        "Changes[0]: both Upsert and Delete are set (expected exactly one)",
-    ),
-    (Change(upsert=JournalSpec()), "Changes[0].Upsert.Name: invalid length (0"),
-    (
-        Change(delete="invalid journal name"),
-        "Changes[0].Delete: not a valid token (invalid journal name)",
-    ),
-    (
-        Change(upsert=spec(), expect_mod_revision=-2),
-        "Changes[0].ExpectModRevision: expected 0 or more, or -1 (-2)",
-    ),
-    (Change(delete="foo/bar"), "Changes[0].ExpectModRevision: expected 1 or more, or -1 (0)"),
-    (
-        Change(delete="foo/bar", expect_mod_revision=-2),
-        "Changes[0].ExpectModRevision: expected 1 or more, or -1 (-2)",
-    ),
-]
-
-
-@pytest.mark.parametrize("change, expected", CHANGES)
-def test_apply_request(change: ApplyRequest.Change, expected: str) -> None:
-    found = complaint(lambda: v.validate_apply_request(ApplyRequest(changes=[change])))
-    assert found.startswith(expected)
-    assert bool(found) == bool(expected)
-
-
-def test_the_second_change_is_named_as_such() -> None:
-    request = ApplyRequest(changes=[Change(upsert=spec()), Change(delete="/invalid/name")])
-    refused(
-        "Changes[1].Delete: cannot begin with '/' (/invalid/name)", lambda: v.validate_apply_request(request)
-    )
-
-
-FRAGMENT_LISTS = [
-    (FragmentsRequest(journal="foo/bar"), ""),
-    (FragmentsRequest(journal="foo/bar", begin_mod_time=50, end_mod_time=50), ""),
-    (FragmentsRequest(journal="foo/bar", begin_mod_time=50), ""),
-    (FragmentsRequest(journal="foo/bar", page_limit=10000, next_page_token=1), ""),
-    (FragmentsRequest(journal="foo/bar", signatureTTL=seconds(0, 1)), ""),
-    (FragmentsRequest(journal="/invalid/name"), "Journal: cannot begin with '/' (/invalid/name)"),
-    (
-        FragmentsRequest(journal="foo/bar", begin_mod_time=50, end_mod_time=40),
-        "invalid EndModTime (40 must be after 50)",
-    ),
-    (FragmentsRequest(journal="foo/bar", next_page_token=-1), "NextPageToken: expected 0 or more (-1)"),
-    (FragmentsRequest(journal="foo/bar", page_limit=-1), "PageLimit: expected 0 to 10000 (-1)"),
-    (FragmentsRequest(journal="foo/bar", page_limit=10001), "PageLimit: expected 0 to 10000 (10001)"),
-    (FragmentsRequest(journal="foo/bar", signatureTTL=seconds(0)), "SignatureTTL: expected 1 ns or more (0)"),
-    (FragmentsRequest(journal="foo/bar", signatureTTL=seconds(-1)), "SignatureTTL: expected 1 ns or more"),
-]
-
-
-@pytest.mark.parametrize("request_, expected", FRAGMENT_LISTS)
-def test_fragments_request(request_: FragmentsRequest, expected: str) -> None:
-    found = complaint(lambda: v.validate_fragments_request(request_))
-    assert found.startswith(expected)
-    assert bool(found) == bool(expected)
-
-
-REPLICATIONS = [
-    (ReplicateRequest(proposal=fragment()), ""),
-    (ReplicateRequest(proposal=fragment(), registers=labels(("aa", "1"))), ""),
-    (ReplicateRequest(proposal=fragment(), header=header(), acknowledge=True), ""),
-    (ReplicateRequest(proposal=fragment(), deprecated_journal="foo/bar"), ""),
-    (ReplicateRequest(proposal=Fragment()), "Proposal.Journal: invalid length"),
-    (ReplicateRequest(proposal=fragment(), content=b"x"), "unexpected Content"),
-    (ReplicateRequest(proposal=fragment(), content_delta=1), "unexpected ContentDelta"),
-    (ReplicateRequest(proposal=fragment(), header=header()), "Acknowledge: expected Acknowledge with Header"),
-    (
-        ReplicateRequest(proposal=fragment(), deprecated_journal="foo/baz"),
-        "DeprecatedJournal: expected the proposal's (foo/baz; foo/bar)",
-    ),
-    (ReplicateRequest(proposal=fragment(), registers=labels(("a", ""))), "Registers.Labels[0].Name: invalid"),
-    (ReplicateRequest(content=b"x", content_delta=5), ""),
-    (ReplicateRequest(), "expected Content or Proposal"),
-    (ReplicateRequest(content=b"x", content_delta=-1), "ContentDelta: expected 0 or more (-1)"),
-    (ReplicateRequest(content=b"x", header=header()), "unexpected Header"),
-    (ReplicateRequest(content=b"x", deprecated_journal="foo/bar"), "unexpected DeprecatedJournal"),
-    (ReplicateRequest(content=b"x", acknowledge=True), "unexpected Acknowledge"),
-    (ReplicateRequest(content=b"x", registers=LabelSet()), "unexpected Registers"),
-]
-
-
-@pytest.mark.parametrize("request_, expected", REPLICATIONS)
-def test_replicate_request(request_: ReplicateRequest, expected: str) -> None:
-    found = complaint(lambda: v.validate_replicate_request(request_))
-    assert found.startswith(expected)
-    assert bool(found) == bool(expected)
-
-
-def probing(
-    prefix: str, *, check_delete: bool = True, store: str = "s3://bucket/"
-) -> FragmentStoreHealthRequest:
-    return FragmentStoreHealthRequest(
-        fragment_store=store, check_delete=check_delete, check_delete_prefix=prefix
-    )
-
-
-PROBES = [
-    (probing(""), ""),
-    (probing("", check_delete=False), ""),
-    (probing("a/b/"), ""),
-    (probing("", store="nope"), "FragmentStore: not absolute (nope)"),
-    (probing("a/", check_delete=False), "CheckDeletePrefix: unexpected without CheckDelete (a/)"),
-    (probing("a"), "CheckDeletePrefix: expected trailing '/' (a)"),
-    (probing("../"), "CheckDeletePrefix: cannot begin with '.' or '..'"),
-    (probing("a/../"), "CheckDeletePrefix: must be a clean path (a/..)"),
-    (probing("/"), "CheckDeletePrefix: cannot begin with '/' (/)"),
-    (probing("/a/"), "CheckDeletePrefix: cannot begin with '/' (/a)"),
-    (probing("a b/"), "CheckDeletePrefix: not a valid token (a b)"),
-]
-
-
-@pytest.mark.parametrize("request_, expected", PROBES)
-def test_fragment_store_health_request(request_: FragmentStoreHealthRequest, expected: str) -> None:
-    found = complaint(lambda: v.validate_fragment_store_health_request(request_))
     assert found.startswith(expected)
     assert bool(found) == bool(expected)

@@ -118,7 +118,9 @@ def long_log(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     log = a_log(client, tmp_path, segment=10_000)
     rng = random.Random(4)
     for i in range(60):
-        log.append(some(rng.randint(1, 9), rng.choice(["a", "b"]), rng.randint(0, 90)), {"a": {"i": i}}, [], NOW)
+        log.append(
+            some(rng.randint(1, 9), rng.choice(["a", "b"]), rng.randint(0, 90)), {"a": {"i": i}}, [], NOW
+        )
     return log
 
 
@@ -211,7 +213,9 @@ class TestOffsets:
 
     def test_namespace_records_are_the_seeds_layout(self) -> None:
         raw = offsets.encode_commit(Commit(), {"orders": 1}, 0, 1_700_000_100)
-        vector = "0000000000000000 00000016 000000006553f164 00 00000006 6f7264657273 00000008 0000000000000001"
+        vector = (
+            "0000000000000000 00000016 000000006553f164 00 00000006 6f7264657273 00000008 0000000000000001"
+        )
         assert raw.startswith(bytes.fromhex(vector.replace(" ", "")))
 
     def test_an_old_owner_cannot_move_the_offsets(self, client: Client) -> None:

@@ -196,6 +196,18 @@ def test_a_killed_process_cannot_write_on(tmp_path: Path) -> None:
     assert (tmp_path / "f").read_bytes() == b"y"
 
 
+def test_the_files_of_a_killed_process_are_closed_and_those_of_others_not(tmp_path: Path) -> None:
+    disk = RecordingDisk(tmp_path)
+    before = disk.open(tmp_path / "before", create=True)
+    with disk.killed_after(1):
+        inside = disk.open(tmp_path / "inside", create=True)
+        inside.write_at(b"x", 0)
+    after = disk.open(tmp_path / "inside")
+    assert [file.closed for file in (before, inside, after)] == [False, True, False]
+    before.close()
+    after.close()
+
+
 # Threads
 
 

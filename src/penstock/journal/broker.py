@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn, cast
@@ -93,8 +93,10 @@ class Broker:
 
     async def close(self) -> None:
         self.end_waits()
-        await asyncio.gather(*(replica.close() for replica in self._replicas.values()))
-        self._abandon()
+        try:
+            await asyncio.gather(*(replica.close() for replica in self._replicas.values()))
+        finally:
+            self._abandon()
 
     def end_waits(self) -> None:
         """Have reads that wait at a write head end, so that nobody else waits for them."""
@@ -190,6 +192,16 @@ class Broker:
         first = await anext(requests, None)
         if first is None:
             await _refuse(context, "append stream: unexpected EOF")
+        return await self._append(first, requests, context)
+
+    async def append_whole(self, request: AppendRequest, context: Context) -> AppendResponse:
+        content = request.content
+        request.ClearField("content")
+        return await self._append(request, _stream_of(content), context)
+
+    async def _append(
+        self, first: AppendRequest, requests: AsyncIterator[AppendRequest], context: Context
+    ) -> AppendResponse:
         await self._validated(context, validation.validate_append_request, first)
         machine = AppendMachine(first, requests, self._replicas.get)
         try:
@@ -304,13 +316,22 @@ class Broker:
     async def _supported(self, context: Context, spec: JournalSpec) -> None:
         """What this broker cannot do it refuses when the journal is made, not when the data is there."""
         if Codec(spec.fragment.compression_codec) is not Codec.NONE:
-            await _refuse(context, f"{spec.name}: an embedded broker stores fragments uncompressed (codec NONE)")
+            await _refuse(
+                context, f"{spec.name}: an embedded broker stores fragments uncompressed (codec NONE)"
+            )
         if list(spec.fragment.stores) != [STORE_URL]:
             await _refuse(context, f"{spec.name}: an embedded broker has one store, {STORE_URL}")
         if spec.fragment.path_postfix_template:
             await _refuse(context, f"{spec.name}: an embedded broker takes no path_postfix_template")
         if spec.replication != 1:
             await _refuse(context, f"{spec.name}: an embedded broker keeps one replica")
+
+
+async def _stream_of(content: bytes) -> AsyncIterator[AppendRequest]:
+    """What a client would have streamed after the parameters."""
+    if content:
+        yield AppendRequest(content=content)
+    yield AppendRequest()
 
 
 async def _refuse(context: Context, text: str) -> NoReturn:
@@ -335,6 +356,4 @@ async def serve(broker: Broker, socket: Path, ready: asyncio.Event, stop: asynci
         await stop.wait()
     finally:
         broker.end_waits()
-        await server.stop(_GRACE)
-        with suppress(FileNotFoundError):
-            socket.unlink()
+        await server.stop(_GRACE)  # which also removes the socket

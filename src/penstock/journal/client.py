@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol, TypeAlias
 
 import grpc
 
@@ -21,6 +22,7 @@ from penstock.journal import wire
 from penstock.journal.fragment import Codec
 from penstock.journal.protocol import (
     AppendRequest,
+    AppendResponse,
     ApplyRequest,
     FragmentsRequest,
     FragmentsResponse,
@@ -36,6 +38,8 @@ from penstock.journal.protocol import (
 )
 
 APPEND_CHUNK = 1 << 20
+"""An append up to this size is one message, a larger one a stream of such chunks."""
+
 DEFAULT_TIMEOUT = 60.0
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 20),
@@ -90,6 +94,10 @@ class Span:
     codec: Codec
 
 
+Spans: TypeAlias = list[Span]
+"""Named here, since inside `Client` the word `list` means something else."""
+
+
 class Client:
     """A connection to one broker."""
 
@@ -97,6 +105,7 @@ class Client:
         self.address = address
         self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
         self._calls = wire.Stubs(self._channel)
+        self._takes_whole = True
 
     def append(
         self,
@@ -112,12 +121,25 @@ class Client:
         first = AppendRequest(
             journal=journal, check_registers=check, union_registers=union, subtract_registers=subtract
         )
+        pieces = [content] if isinstance(content, (bytes, bytearray, memoryview)) else content
         with _translated(self.address):
-            response = self._calls.append(_append_stream(first, content), timeout=timeout)
+            response = self._append(first, [memoryview(piece).cast("B") for piece in pieces], timeout)
         if response.status == Status.REGISTER_MISMATCH:
             raise RegisterMismatchError(journal, response.registers)
         _require_ok(journal, response.status, response.store_health_error)
         return Appended(response.commit.begin, response.commit.end, response.registers)
+
+    def _append(self, first: AppendRequest, pieces: Sequence[memoryview], timeout: float) -> AppendResponse:
+        if self._takes_whole and sum(map(len, pieces)) <= APPEND_CHUNK:
+            whole = AppendRequest(content=b"".join(pieces))
+            whole.MergeFrom(first)
+            try:
+                return self._calls.append_whole(whole, timeout=timeout)
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                    raise
+                self._takes_whole = False  # not a broker of ours; it has not seen the append
+        return self._calls.append(_append_stream(first, pieces), timeout=timeout)
 
     def read(
         self,
@@ -161,6 +183,14 @@ class Client:
     def head(self, journal: str) -> int:
         """The write head: the offset of the next byte to be committed."""
         return self._metadata(ReadRequest(journal=journal, offset=-1, metadata_only=True)).write_head
+
+    def begin(self, journal: str) -> int:
+        """The offset of the first byte that is still there; 0 if there is none."""
+        request = FragmentsRequest(journal=journal, page_limit=1)
+        with _translated(self.address):
+            response = self._calls.list_fragments(request, timeout=DEFAULT_TIMEOUT)
+        _require_ok(journal, response.status)
+        return response.fragments[0].spec.begin if response.fragments else 0
 
     def wait(self, journal: str, beyond: int, timeout: float) -> int:
         """The write head, as soon as it is past `beyond`, or after `timeout` seconds as it is."""
@@ -206,7 +236,7 @@ class Client:
             if not token:
                 return
 
-    def locate(self, journal: str, begin: int, end: int) -> list[Span]:
+    def locate(self, journal: str, begin: int, end: int) -> Spans:
         """Where [begin, end) lies in local files; what the spans leave out is to be read from the broker."""
         request = LocateRequest(journal=journal, begin=begin, end=end)
         with _translated(self.address):
@@ -241,13 +271,21 @@ class _TimedOutError(PenstockError):
     pass
 
 
+class _Reading(Protocol):
+    """A call whose answers are taken one by one."""
+
+    def __iter__(self) -> Iterator[ReadResponse]: ...
+
+    def cancel(self) -> bool: ...
+
+
 @contextmanager
-def _ending(call: Iterator[ReadResponse]) -> Iterator[Iterator[ReadResponse]]:
+def _ending(call: _Reading) -> Iterator[_Reading]:
     """Ends a call with its block, however little of the answer was taken; otherwise the broker would go on."""
     try:
         yield call
     finally:
-        call.cancel()  # type: ignore[attr-defined] - a call is an iterator and more
+        call.cancel()
 
 
 class _translated:  # noqa: N801 - reads as a clause at its uses
@@ -277,12 +315,10 @@ def _require_ok(journal: str, status: int, detail: str = "") -> None:
         raise JournalError(journal, status, detail)
 
 
-def _append_stream(first: AppendRequest, content: Buffer | Sequence[Buffer]) -> Iterator[AppendRequest]:
+def _append_stream(first: AppendRequest, pieces: Sequence[memoryview]) -> Iterator[AppendRequest]:
     """The stream of one append: parameters, content in chunks, and the empty message that means commit."""
     yield first
-    pieces = [content] if isinstance(content, (bytes, bytearray, memoryview)) else content
     for piece in pieces:
-        view = memoryview(piece).cast("B")
-        for at in range(0, len(view), APPEND_CHUNK):
-            yield AppendRequest(content=bytes(view[at : at + APPEND_CHUNK]))
+        for at in range(0, len(piece), APPEND_CHUNK):
+            yield AppendRequest(content=bytes(piece[at : at + APPEND_CHUNK]))
     yield AppendRequest()

@@ -130,7 +130,9 @@ class DataDir:
             disk.sync_dir(self.path)  # whoever made it may have died before that
             return self.version()
         disk.make_dirs(self.path, 0o700)
-        stray = [entry.name for entry in self.path.iterdir() if entry.name not in ("LOCK", ".VERSION.partial")]
+        stray = [
+            entry.name for entry in self.path.iterdir() if entry.name not in ("LOCK", ".VERSION.partial")
+        ]
         if stray:
             raise UsageError(
                 f"{self.path} is not a data directory and not empty (it holds {stray[0]})",

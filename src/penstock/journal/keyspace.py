@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,20 +54,22 @@ class LocalKeySpace:
         self.revision = 1
         self._observers: list[Callable[[], None]] = []
         self._file = disk.open(path, create=True)
-        # Whoever wrote last may have died before its sync: what is read here must not be lost later.
-        self._file.sync()
-        disk.sync_dir(path.parent)
-        self._end = self._load(self._file)
-        self._rewrite_if_mostly_history()
+        try:
+            # Whoever wrote last may have died before its sync: what is read here must not be lost later.
+            self._file.sync()
+            disk.sync_dir(path.parent)
+            self._end = self._load(self._file)
+            self._rewrite_if_mostly_history()
+        except BaseException:
+            self._file.close()
+            raise
 
     def get(self, key: str) -> Entry | None:
         return self._entries.get(key)
 
-    def under(self, prefix: str) -> Iterator[tuple[str, Entry]]:
-        """The entries whose key starts with `prefix`, in key order."""
-        for key in sorted(self._entries):
-            if key.startswith(prefix):
-                yield key, self._entries[key]
+    def under(self, prefix: str) -> list[tuple[str, Entry]]:
+        """The entries whose key starts with `prefix`, in key order, as they are now."""
+        return [(key, self._entries[key]) for key in sorted(self._entries) if key.startswith(prefix)]
 
     def observe(self, changed: Callable[[], None]) -> None:
         """Have `changed` called after every transaction that took effect."""

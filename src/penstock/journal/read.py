@@ -8,7 +8,7 @@ at a shutdown only those that wait: the others are nearly done.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -25,7 +25,7 @@ _O_WRONLY = 2
 
 async def read(
     request: ReadRequest, replica: Replica, header: Header, sign: Callable[[Fragment, timedelta], str]
-) -> AsyncIterator[ReadResponse]:
+) -> AsyncGenerator[ReadResponse, None]:
     """The answer to one Read of a journal that resolved to us."""
     if replica.spec.flags == _O_WRONLY:
         yield ReadResponse(status=Status.NOT_ALLOWED, header=header)

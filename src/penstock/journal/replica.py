@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -208,8 +209,9 @@ class Replica:
             while self._durable < self._adopted:
                 file, ticket, fragment = self._file, self._adopted, self.spool.fragment
                 assert file is not None
-                commit = (file.commit, fragment, self.spool.registers, self._first_append)
-                await uncancelled(loop.run_in_executor(self._threads.commits, *commit))
+                registers, first_append = self.spool.registers, self._first_append
+                commit = partial(file.commit, fragment, registers, first_append)
+                await loop.run_in_executor(self._threads.commits, commit)
                 self._durable = ticket
                 self._publish(fragment, file)
                 self._wake(ticket, None)

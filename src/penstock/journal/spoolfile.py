@@ -122,7 +122,8 @@ class SpoolFile:
         file = disk.open(directory / f"{fragment.begin:016x}{SUFFIX}", create=True)
         try:
             file.truncate(0)
-            file.write_at(encoded, 0)
+            # Both slots at their full size: once they have their room, a commit needs none for its record.
+            file.write_at(encoded.ljust(CONTENT_AT, b"\0"), 0)
             file.sync()
             disk.sync_dir(directory)
         except BaseException:

@@ -1,13 +1,13 @@
 """The methods of the two services, once: path, kind, messages. Client and broker are both made from this.
 
-`protocol.Journal` is the compatible service (reference 2). `penstock.Local` is ours: it tells a process on the
-same machine in which file committed bytes lie.
+`protocol.Journal` is the compatible service (reference 2). `penstock.Local` is ours: small appends in one
+message, and in which file of this machine committed bytes lie.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 import grpc.aio
@@ -50,6 +50,9 @@ class Stubs:
         self.list_fragments = channel.unary_unary(
             f"/{JOURNAL}/ListFragments", FragmentsRequest.SerializeToString, FragmentsResponse.FromString
         )
+        self.append_whole = channel.unary_unary(
+            f"/{LOCAL}/Append", AppendRequest.SerializeToString, AppendResponse.FromString
+        )
         self.locate = channel.unary_unary(
             f"/{LOCAL}/Locate", LocateRequest.SerializeToString, LocateResponse.FromString
         )
@@ -70,15 +73,18 @@ class Servicer(Protocol):
 
     def list_fragments(self, request: FragmentsRequest, context: Context) -> Awaitable[FragmentsResponse]: ...
 
+    def append_whole(self, request: AppendRequest, context: Context) -> Awaitable[AppendResponse]: ...
+
     def locate(self, request: LocateRequest, context: Context) -> Awaitable[LocateResponse]: ...
 
 
-Context = grpc.aio.ServicerContext
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+"""A call under way. What it sends and receives is typed by the handlers themselves."""
 
 
 def register(server: grpc.aio.Server, servicer: Servicer) -> None:
     """Have `server` answer both services with `servicer`."""
-    journal = {
+    journal: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "List": grpc.unary_stream_rpc_method_handler(
             servicer.list, ListRequest.FromString, ListResponse.SerializeToString
         ),
@@ -95,7 +101,10 @@ def register(server: grpc.aio.Server, servicer: Servicer) -> None:
             servicer.list_fragments, FragmentsRequest.FromString, FragmentsResponse.SerializeToString
         ),
     }
-    local = {
+    local: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Append": grpc.unary_unary_rpc_method_handler(
+            servicer.append_whole, AppendRequest.FromString, AppendResponse.SerializeToString
+        ),
         "Locate": grpc.unary_unary_rpc_method_handler(
             servicer.locate, LocateRequest.FromString, LocateResponse.SerializeToString
         ),

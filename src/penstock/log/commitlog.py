@@ -19,7 +19,16 @@ from penstock.journal.client import BytesGoneError, Client
 from penstock.journal.fragment import Codec
 from penstock.journal.protocol import JournalSpec
 from penstock.log import record as rec
-from penstock.log.message import MAX_MESSAGE_BYTES, ByteOffset, Message, MessageOffset, Mode, Op, Position, Resume
+from penstock.log.message import (
+    MAX_MESSAGE_BYTES,
+    ByteOffset,
+    Message,
+    MessageOffset,
+    Mode,
+    Op,
+    Position,
+    Resume,
+)
 from penstock.log.ownership import Ownership
 from penstock.log.positions import (
     GRANULE,
@@ -56,7 +65,9 @@ def log_journal(pipeline: str) -> str:
 
 def journal_spec(name: str, segment_bytes: int, extra: Mapping[str, str]) -> JournalSpec:
     """The spec of a journal that Penstock makes for itself in an embedded broker."""
-    spec = JournalSpec(name=name, replication=1, labels=labels.label_set({FORMAT_LABEL: str(FORMAT), **extra}))
+    spec = JournalSpec(
+        name=name, replication=1, labels=labels.label_set({FORMAT_LABEL: str(FORMAT), **extra})
+    )
     spec.fragment.length = segment_bytes
     spec.fragment.compression_codec = Codec.NONE.to_proto()
     spec.fragment.stores.append("file:///")
@@ -164,8 +175,7 @@ class LogReader:
         return found
 
     def _begin(self) -> ByteOffset:
-        first = next(self.client.fragments(self.journal), None)
-        return ByteOffset(first.spec.begin if first else 0)
+        return ByteOffset(self.client.begin(self.journal))
 
     def _trusted_snapshot(self, head: int) -> LogState:
         state = self._cache.state() if self._cache else None
@@ -222,7 +232,11 @@ class CommitLog:
         return self._state.resume()
 
     def append(
-        self, messages: Sequence[Message], positions: Mapping[str, Position], completed: Sequence[str], now: int
+        self,
+        messages: Sequence[Message],
+        positions: Mapping[str, Position],
+        completed: Sequence[str],
+        now: int,
     ) -> LogPoint:
         """Log one batch, all of it or nothing; durable on return. Returns the new end of the log."""
         if not (messages or positions or completed):
@@ -240,7 +254,9 @@ class CommitLog:
         try:
             content = [rec.encode_messages(messages, first, extras), *map(rec.encode, closing)]
         except rec.RecordTooLargeError as error:
-            raise MessageTooLargeError(error.message, hint="leave the row or field out at the source") from None
+            raise MessageTooLargeError(
+                error.message, hint="leave the row or field out at the source"
+            ) from None
         with faults.step("append"):
             landed = self._ownership.append(content)
         if landed.begin != before.byte:

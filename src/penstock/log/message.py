@@ -69,7 +69,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     key: bytes | None = None
 
 
-Position = dict[str, "str | int | float | bool | None | list[object] | dict[str, object]"]
+Position = dict[str, "str | int | float | bool | list[object] | dict[str, object] | None"]
 """Where a source stands in one namespace: whatever it needs to go on from there, as a JSON object."""
 
 

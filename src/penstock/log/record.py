@@ -19,7 +19,8 @@ a source needs beyond the message. Without bit 5 the record is the seed's.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from struct import Struct
 from typing import NamedTuple
 
 import msgspec
@@ -106,27 +107,28 @@ def encode_messages(
     """
     parts: list[bytes] = []
     add = parts.append
-    pack, pack_length = PREFIX.pack, LENGTH.pack
-    names: dict[str, bytes] = {}
+    packers: dict[str, tuple[Callable[..., bytes], bytes, int]] = {}
     for i, message in enumerate(messages):
-        ns, data, key = message.ns, message.data, message.key
-        name = names.get(ns)
-        if name is None:
-            encoded = ns.encode()
-            name = names[ns] = pack_length(len(encoded)) + encoded
+        data, key = message.data, message.key
+        known = packers.get(message.ns)
+        if known is None:
+            name = message.ns.encode()
+            known = packers[message.ns] = Struct(f">QIQBI{len(name)}sI").pack, name, len(name)
+        pack, name, name_length = known
         attributes = message.mode | message.op << OP_SHIFT
-        header = b""
-        if key is not None or i in extras:
+        length = len(data)
+        if key is None and i not in extras:
+            header = b""
+        else:
             attributes |= WITH_HEADER
             header = encode_header(key, extras.get(i))
-        length = len(header) + len(data)
-        size = 4 + len(name) + length
+            length += len(header)
+        size = 8 + name_length + length
         if size > MAX_SIZE:
-            raise RecordTooLargeError(ns, size)
-        add(pack(first + i, size, message.ts, attributes))
-        add(name)
-        add(pack_length(length))
-        add(header)
+            raise RecordTooLargeError(message.ns, size)
+        add(pack(first + i, size, message.ts, attributes, name_length, name, length))
+        if header:
+            add(header)
         add(data)
     return b"".join(parts)
 
@@ -214,7 +216,9 @@ def decode_all(buffer: Buffer, where: str, base: int = 0) -> Iterator[tuple[int,
         yield start, decode(buffer, start, where, base)
 
 
-def _split_header(data: bytes, where: str, position: int) -> tuple[bytes | None, dict[str, object] | None, bytes]:
+def _split_header(
+    data: bytes, where: str, position: int
+) -> tuple[bytes | None, dict[str, object] | None, bytes]:
     try:
         length, key_length = HEADER.unpack_from(data)
         stop = 4 + length

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from penstock.journal.protocol import journal_pb2 as penstock_dot_journal_dot_protocol_dot_journal__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(penstock/journal/protocol/penstock.proto\x12\x08penstock\x1a\'penstock/journal/protocol/journal.proto\"<\n\rLocateRequest\x12\x0f\n\x07journal\x18\x01 \x01(\t\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x03\"e\n\x0eLocateResponse\x12 \n\x06status\x18\x01 \x01(\x0e\x32\x10.protocol.Status\x12\x1d\n\x05spans\x18\x02 \x03(\x0b\x32\x0e.penstock.Span\x12\x12\n\nwrite_head\x18\x03 \x01(\x03\"y\n\x04Span\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x03\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x10\n\x08position\x18\x04 \x01(\x03\x12\x35\n\x11\x63ompression_codec\x18\x05 \x01(\x0e\x32\x1a.protocol.CompressionCodec2D\n\x05Local\x12;\n\x06Locate\x12\x17.penstock.LocateRequest\x1a\x18.penstock.LocateResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(penstock/journal/protocol/penstock.proto\x12\x08penstock\x1a\'penstock/journal/protocol/journal.proto\"<\n\rLocateRequest\x12\x0f\n\x07journal\x18\x01 \x01(\t\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x03\"e\n\x0eLocateResponse\x12 \n\x06status\x18\x01 \x01(\x0e\x32\x10.protocol.Status\x12\x1d\n\x05spans\x18\x02 \x03(\x0b\x32\x0e.penstock.Span\x12\x12\n\nwrite_head\x18\x03 \x01(\x03\"y\n\x04Span\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x03\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x10\n\x08position\x18\x04 \x01(\x03\x12\x35\n\x11\x63ompression_codec\x18\x05 \x01(\x0e\x32\x1a.protocol.CompressionCodec2\x81\x01\n\x05Local\x12;\n\x06\x41ppend\x12\x17.protocol.AppendRequest\x1a\x18.protocol.AppendResponse\x12;\n\x06Locate\x12\x17.penstock.LocateRequest\x1a\x18.penstock.LocateResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,6 +38,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOCATERESPONSE']._serialized_end=258
   _globals['_SPAN']._serialized_start=260
   _globals['_SPAN']._serialized_end=381
-  _globals['_LOCAL']._serialized_start=383
-  _globals['_LOCAL']._serialized_end=451
+  _globals['_LOCAL']._serialized_start=384
+  _globals['_LOCAL']._serialized_end=513
 # @@protoc_insertion_point(module_scope)

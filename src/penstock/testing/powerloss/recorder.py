@@ -132,6 +132,7 @@ class RecordingDisk(Disk):
         self.lock = threading.RLock()
         self._drop = drop_sync
         self._steps_to_live: int | None = None
+        self._of_the_living: list[RecordingFile] | None = None
         self.during_sync = during_sync
         self._inodes = itertools.count(ROOT)
         self._names: dict[int, dict[str, int]] = {}
@@ -160,12 +161,17 @@ class RecordingDisk(Disk):
             folder, name = self._locate(path)
             if os.path.lexists(path):
                 inode = self._inode(folder, name, path)
-                return RecordingFile(self, path, super().open(path).fileno(), inode)
+                return self._opened(RecordingFile(self, path, super().open(path).fileno(), inode))
             fd = super().open(path, create=create, mode=mode).fileno()
             inode = self._names[folder][name] = next(self._inodes)
             mode = stat.S_IMODE(os.fstat(fd).st_mode)
             self.append(Create(here(), self._text(path), folder, name, inode, mode, is_dir=False))
-            return RecordingFile(self, path, fd, inode)
+            return self._opened(RecordingFile(self, path, fd, inode))
+
+    def _opened(self, file: RecordingFile) -> RecordingFile:
+        if self._of_the_living is not None:
+            self._of_the_living.append(file)
+        return file
 
     def make_dir(self, path: Path, mode: int) -> None:
         with self.step():
@@ -236,15 +242,17 @@ class RecordingDisk(Disk):
 
         The successor finds what the dead one left in the cache of the operating system, durable or not, and a
         promise it makes about that is worth nothing before it has synced it. Threads of the dead process must
-        have ended when the block does.
+        have ended when the block does; the files it had opened are closed, as a real death would.
         """
-        self._steps_to_live = steps
+        self._steps_to_live, self._of_the_living = steps, []
         try:
             yield
         except ProcessKilledError:
             pass
         finally:
-            self._steps_to_live = None
+            for file in self._of_the_living:
+                file.close()
+            self._steps_to_live, self._of_the_living = None, None
 
     @contextmanager
     def step(self) -> Iterator[None]:

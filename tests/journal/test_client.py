@@ -1,0 +1,113 @@
+"""The client: which call it makes of an append, and what it makes of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.base.disk import Buffer
+from penstock.base.errors import PenstockError
+from penstock.journal.client import APPEND_CHUNK, BrokerGoneError, BytesGoneError, Client
+from penstock.journal.embedded import EmbeddedBroker
+from penstock.journal.protocol import AppendRequest, AppendResponse
+from penstock.log.commitlog import journal_spec
+
+from .brokers import JOURNAL, everything
+
+
+class Calls:
+    """Notes which kind of append a client uses."""
+
+    def __init__(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[str] = []
+        for name in ("append", "append_whole"):
+            monkeypatch.setattr(client._calls, name, self._noting(name, getattr(client._calls, name)))
+
+    def _noting(self, name: str, call: Callable[..., AppendResponse]) -> Callable[..., AppendResponse]:
+        def noting(*args: object, timeout: float) -> AppendResponse:
+            self.made.append(name)
+            return call(*args, timeout=timeout)
+
+        return noting
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "append_whole"),
+        (b"small", "append_whole"),
+        ([b"several ", bytearray(b"kinds of "), memoryview(b"piece")], "append_whole"),
+        (memoryview(b"more than bytes:").cast("H"), "append_whole"),
+        (bytes(APPEND_CHUNK), "append_whole"),
+        (bytes(APPEND_CHUNK + 1), "append"),
+        ([bytes(APPEND_CHUNK // 2)] * 3, "append"),
+    ],
+)
+def test_what_fits_is_appended_in_one_message_and_the_rest_is_streamed(
+    client: Client, monkeypatch: pytest.MonkeyPatch, content: Buffer | list[Buffer], expected: str
+) -> None:
+    calls = Calls(client, monkeypatch)
+    landed = client.append(JOURNAL, content, timeout=30)
+    whole = b"".join(content) if isinstance(content, list) else bytes(content)
+    assert calls.made == [expected]
+    assert (landed.begin, landed.end) == (0, len(whole))
+    assert everything(client) == whole
+
+
+def test_a_broker_that_knows_only_streams_gets_streams(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign = client._channel.unary_unary(
+        "/penstock.Local/Unknown", AppendRequest.SerializeToString, AppendResponse.FromString
+    )
+    monkeypatch.setattr(client._calls, "append_whole", foreign)
+    calls = Calls(client, monkeypatch)
+    for i in range(3):
+        client.append(JOURNAL, b"%d" % i)
+    assert calls.made == ["append_whole", "append", "append", "append"]
+    assert everything(client) == b"012"
+
+
+def test_what_the_broker_cannot_read_is_told_with_its_file(broker: EmbeddedBroker, client: Client) -> None:
+    client.create(journal_spec("small/fragments", 1024, {}))
+    for _ in range(3):
+        client.append("small/fragments", b"x" * 1200)
+    stored = broker.directory.fragments / "small/fragments"
+    while len(list(stored.glob("*.raw"))) < 2:
+        pass
+    damaged = min(stored.glob("*.raw"))
+    damaged.write_bytes(b"x" * 100)
+    with pytest.raises(
+        PenstockError, match=f"the broker refused: .*{damaged.name}, byte 100: the file ends here"
+    ):
+        everything(client, "small/fragments")
+
+
+def test_the_begin_is_that_of_the_first_fragment_there_is(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
+        client.create(journal_spec(JOURNAL, 1024, {}))
+        assert client.begin(JOURNAL) == 0
+        for _ in range(3):
+            client.append(JOURNAL, b"x" * 1200)
+        assert client.begin(JOURNAL) == 0
+        stored = broker.directory.fragments / JOURNAL
+        while len(list(stored.glob("*.raw"))) < 2:
+            pass
+    min(stored.glob("*.raw")).unlink()
+    with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
+        assert client.begin(JOURNAL) == 1200
+        with pytest.raises(BytesGoneError, match="bytes 0 to 1200 are gone"):
+            client.read_bytes(JOURNAL, 0, 0)
+        assert client.read_bytes(JOURNAL, 1200, 0) == b"x" * 2400
+
+
+def test_a_broker_that_goes_away_in_the_middle_is_said_to_be_gone(tmp_path: Path) -> None:
+    broker = EmbeddedBroker(tmp_path / "data")
+    with Client(broker.address) as client:
+        client.create(journal_spec(JOURNAL, 1024, {}))
+        broker.stop()
+        for call in (lambda: client.append(JOURNAL, b"x"), lambda: client.head(JOURNAL), client.list):
+            with pytest.raises(BrokerGoneError):
+                call()
