@@ -46,7 +46,9 @@ def main(path: Path) -> None:
 
 def fill_catalogue(database: sqlite3.Connection, rng: random.Random) -> None:
     customers = [(i, f"Customer {i}", rng.choice(CITIES)) for i in range(1, CUSTOMERS + 1)]
-    products = [(f"sku-{i:04d}", f"Product {i}", round(rng.uniform(1, 80), 2)) for i in range(1, PRODUCTS + 1)]
+    products = [
+        (f"sku-{i:04d}", f"Product {i}", round(rng.uniform(1, 80), 2)) for i in range(1, PRODUCTS + 1)
+    ]
     database.executemany("INSERT INTO customers VALUES (?, ?, ?)", customers)
     database.executemany("INSERT INTO products VALUES (?, ?, ?)", products)
 

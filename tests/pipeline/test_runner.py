@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -193,6 +194,39 @@ class TestDataFrameFunctions:
         assert "'frame'" in (summary.message or "")
         assert here.lines("out.jsonl") == []
 
+    def test_one_that_keeps_nothing_has_everything_acknowledged(self, here: Here) -> None:
+        """Spark sees that such a plan has no rows, and reads none; the account must come out all the same."""
+        summary = self.outcome(here, lambda df: df.where("false"))
+        assert (summary.exit_code, summary.adds_up, sink_of(summary, "out").dropped) == (0, True, 3000)
+
+    def test_a_text_that_spark_cannot_read_is_refused_not_dropped(self, here: Here) -> None:
+        """A name that stands twice is JSON to most parsers, and none to Spark's."""
+        (here.path / "in.jsonl").write_text('{"a":1}\n{"a":1,"a":2}\n{"a":3}\n')
+        pipeline = Pipeline("twice")
+        source = pipeline.source("in", a.file(uri=here.uri("in.jsonl")))
+        source.transform("frame", lambda df: df.where("data:a::int < 9")).save(
+            "out", a.file(uri=here.uri("out.jsonl"))
+        )
+        summary = here.run(pipeline)
+        assert summary.exit_code == 3
+        assert "stopped before message 1 of namespace 'in', which 'frame' refused" in (summary.message or "")
+        assert here.lines("out.jsonl") == ['{"a":1}']
+
+    def test_an_error_inside_spark_ends_the_sink_with_its_reason(
+        self, here: Here, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(supervisor, "_DELAYS", (0.01,))
+        monkeypatch.setattr(supervisor, "RESTARTS", 1)
+        summary = self.outcome(here, lambda df: df.where("data:text::double > 1"))
+        assert summary.exit_code == 1
+        assert "INVALID_VARIANT_CAST" in (summary.message or "")
+
+    def test_offsets_of_namespaces_count_dropped_messages_too(self, here: Here) -> None:
+        self.outcome(here, lambda df: df.where("data:seq::int < 0"))
+        with open_directory(here.path / "data") as directory:
+            (status,) = directory.offsets("frames")
+        assert (status.watermark, dict(status.namespaces)) == (3000, {"a": 2998, "b": 2999})
+
     def test_null_data_is_refused_with_its_offset(self, here: Here) -> None:
         nullify = sf.expr("CASE WHEN data:seq::int = 1234 THEN null ELSE data END")
         summary = self.outcome(here, lambda df: df.withColumn("data", nullify))
@@ -376,6 +410,51 @@ def test_an_older_copy_of_the_target_is_noticed(here: Here) -> None:
         (here.path / name).write_bytes(content)
     with pytest.raises(PenstockError, match="has the messages below 1000, but those below 2000"):
         here.run(simple(here, 3000))
+
+
+def test_an_older_copy_of_the_data_directory_is_noticed(here: Here) -> None:
+    import shutil
+
+    here.run(simple(here, 1000))
+    shutil.copytree(here.path / "data", here.path / "copy")
+    here.run(simple(here, 2000))
+    shutil.rmtree(here.path / "data")
+    (here.path / "copy").rename(here.path / "data")
+    with pytest.raises(PenstockError, match="has the messages below 2000, but the log ends at 1000"):
+        here.run(simple(here, 3000))
+
+
+def test_once_ends_a_source_that_tails(here: Here) -> None:
+    here.write("in.jsonl", [{"n": n} for n in range(10)])
+    pipeline = Pipeline("tail")
+    pipeline.source("in", a.file(uri=here.uri("in.jsonl"), tail=True)).save(
+        "out", a.file(uri=here.uri("out.jsonl"))
+    )
+    summary = here.run(pipeline)
+    assert (summary.exit_code, sink_of(summary, "out").delivered) == (0, 10)
+
+
+def test_a_followed_source_has_its_last_batch_delivered_without_waiting_for_the_next(here: Here) -> None:
+    here.write("in.jsonl", [{"n": 0}])
+    pipeline = Pipeline("follow")
+    pipeline.source("in", a.file(uri=here.uri("in.jsonl"), tail=True)).save(
+        "out", a.file(uri=here.uri("out.jsonl"))
+    )
+    written = 1
+
+    def go_on(progress: Progress) -> None:
+        nonlocal written
+        delivered = progress.nodes[1].delivered
+        if progress.phase == "running" and delivered == written and written < 4:
+            with (here.path / "in.jsonl").open("a") as file:
+                file.write(json.dumps({"n": written}) + "\n")
+            written += 1
+        elif delivered == 4 and progress.phase == "running":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    summary = run(pipeline, data_dir=here.path / "data", once=False, spark=here.spark, report=go_on)
+    assert summary.exit_code == 0
+    assert [doc["n"] for doc in here.documents("out.jsonl")] == [0, 1, 2, 3]
 
 
 def test_a_lost_scratch_directory_changes_nothing(here: Here) -> None:

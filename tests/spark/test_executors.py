@@ -21,6 +21,7 @@ from typing import ClassVar
 import psutil
 
 from penstock import Pipeline, adaptors as a
+from penstock.adaptors.file_sink import FileSink, FileStager
 from penstock.functions.base import Editable, Function
 from penstock.pipeline.runner import run
 from penstock.spark import batch
@@ -49,11 +50,13 @@ class Note(Function):
         return True
 
 
-real_stage = batch._StageTask.__call__
-def noting_stage(self, batches):
-    note("writer")
-    return real_stage(self, batches)
-batch._StageTask.__call__ = noting_stage
+class NotingStager(FileStager):
+    def stage(self, stage, rows):
+        note("writer")
+        return super().stage(stage, rows)
+
+
+FileSink.stager = lambda self: NotingStager(self._envelope)
 
 reports = []
 real_decode = batch._decode_staged

@@ -1,7 +1,6 @@
 """Steps that a crash may interrupt, named where they happen.
 
-`with step("publish"):` costs one global look-up when nothing is armed. Armed by the environment (tests and
-`penstock.testing.faults` do that), a step
+`with step("publish"):` costs one global look-up when nothing is armed. Armed by the environment (tests do that), a step
 
 - writes `+publish PID` and `-publish PID` lines to the trace file, so that whoever killed the process can
   tell which steps were under way: entered, not left;

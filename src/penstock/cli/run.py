@@ -23,6 +23,7 @@ from penstock.cli.common import (
     emit,
     json_option,
     pipeline_argument,
+    visible,
     wants_json,
 )
 
@@ -92,6 +93,8 @@ def run(
 def _in_lines(carry_out: Callable[[Report], Summary]) -> Summary:
     summary = carry_out(throttled(lambda progress: emit(labelled("progress", progress))))
     emit(labelled("summary", summary))
+    if summary.message:
+        click.echo(f"Error: {visible(summary.message)}", err=True)
     return summary
 
 

@@ -31,7 +31,7 @@ messages = pipeline.source(
 )
 
 # What happens on the way; see `penstock about` for the functions. A Spark DataFrame can be changed as well:
-#     messages = messages.transform("large", lambda df: df.where("data:total::double > 10"))
+#     messages = messages.transform("large", lambda df: df.where("try_variant_get(data, '$.total', 'double') > 10"))
 # messages = messages.transform("slim", f.pick(fields=["id"]))
 
 # Where they go. Call save() again, on this node or an earlier one, for more sinks. A sink finds its position

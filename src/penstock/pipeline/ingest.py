@@ -58,19 +58,19 @@ class Ingest:
             self.done.set()
 
     def _read(self) -> None:
-        pending: Future[LogPoint] | None = None
+        pending: Future[None] | None = None
         with ThreadPoolExecutor(1, thread_name_prefix="append") as appender:
             try:
                 for batch in self._source.read(self._namespace.matches, self._log.resume(), self._stop):
                     if pending is not None:
-                        self._end = pending.result()
+                        pending.result()
                     pending = appender.submit(self._append, batch)
                     if self._stop.is_set():
                         break
             finally:  # what a source gave before it failed counts
                 if pending is not None:
-                    self._end = pending.result()
+                    pending.result()
 
-    def _append(self, batch: Batch) -> LogPoint:
+    def _append(self, batch: Batch) -> None:
         now = time.time_ns() // 1000
-        return self._log.append(batch.messages, batch.positions, batch.completed, now)
+        self._end = self._log.append(batch.messages, batch.positions, batch.completed, now)

@@ -10,6 +10,7 @@ under way; Spark; the log; the broker. After a SIGKILL none of this happens, and
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import shutil
@@ -23,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from penstock.adaptors.base import Adaptor
 from penstock.base import faults
 from penstock.base.errors import PenstockError
 from penstock.journal.client import Client
@@ -65,6 +67,13 @@ def run(
         return _Run(pipeline, broker.directory, client, once, stop, report, engine).carry_out()
 
 
+def _tailing(adaptor: Adaptor, tail: bool) -> Adaptor:
+    """The adaptor, following its source or not, as the command says, where it can do either."""
+    if dataclasses.is_dataclass(adaptor) and hasattr(adaptor, "tail"):
+        return dataclasses.replace(adaptor, tail=tail)
+    return adaptor
+
+
 class _Run:
     """The state of one run."""
 
@@ -102,7 +111,7 @@ class _Run:
             for node in pipeline.sink_nodes
         ]
         source = pipeline.source_node
-        self._ingest = Ingest(source.adaptor.source(), source.ns, self._log)
+        self._ingest = Ingest(_tailing(source.adaptor, not once).source(), source.ns, self._log)
 
     def carry_out(self) -> Summary:
         self._tell("opening")
@@ -112,16 +121,25 @@ class _Run:
         try:
             self._tell("starting spark" if self._lacking() else "running")
             while not self._finished():
-                if self._engine.spark is None and self._lacking():
-                    self._start()
-                if self._engine.spark is not None:
-                    for sink in self._sinks:
-                        sink.tend(self._engine.spark, self._ingest.end.offset)
+                self._tend()
                 self._tell("running", at_most_every=_REPORT_EVERY)
                 self._stop.wait(_TICK)
         finally:
             self._shut_down()
         return self._summary()
+
+    def _tend(self) -> None:
+        if self._engine.spark is None and self._lacking():
+            self._start()
+        if self._engine.spark is None:
+            return
+        if not self._engine.alive():
+            raise PenstockError(
+                "Spark's process has gone",
+                hint="run it again: what was delivered is, and the rest comes then",
+            )
+        for sink in self._sinks:
+            sink.tend(self._engine.spark, self._ingest.end.offset)
 
     def _start(self) -> None:
         self._tell("starting spark")
@@ -251,6 +269,16 @@ class _Engine:
         )
         self.spark.dataSource.register(PenstockSource)
         return self.spark
+
+    def alive(self) -> bool:
+        """Whether the JVM still answers; it may have run out of memory, or been killed."""
+        from py4j.protocol import Py4JError
+
+        assert self.spark is not None
+        try:
+            return not self.spark.sparkContext._jsc.sc().isStopped()
+        except (Py4JError, OSError):
+            return False
 
     def stop(self) -> None:
         if self.spark is not None and self._lent is None:

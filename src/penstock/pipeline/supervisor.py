@@ -13,8 +13,11 @@ import re
 import shutil
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JError
 
 from penstock.base.errors import CorruptError, PenstockError, RefusedError, UsageError
 from penstock.log.commitlog import LogReader
@@ -54,7 +57,7 @@ class SupervisedSink:
 
         self.node = node
         self.state = "starting"
-        self.error: BaseException | None = None
+        self.error: PenstockError | None = None
         self._offsets = offsets
         self._reader = reader
         self._options = options
@@ -84,7 +87,7 @@ class SupervisedSink:
 
     def open(self) -> None:
         """Open the target; a problem that only a person can solve is raised before anything is read."""
-        self._batches.open()
+        self._batches.open(self._reader.state().next)
 
     def start(self, spark: SparkSession) -> None:
         """Start the query where the offset log stands."""
@@ -117,10 +120,11 @@ class SupervisedSink:
 
     def stop(self, patience: float) -> None:
         """Stop between batches; a batch that does not end in time is left to be repeated."""
-        if self._query is not None and self._query.isActive:
+        if self._query is not None:
             if not self._batches.stop(patience):
                 log.warning("sink %s: a batch did not end within %.0f s", self.node.name, patience)
-            self._query.stop()
+            with suppress(Py4JError, OSError):  # the JVM may have gone already
+                self._query.stop()
         self._batches.close()
         shutil.rmtree(self._checkpoints, ignore_errors=True)
         if self.error is None:
@@ -167,7 +171,7 @@ class SupervisedSink:
             self._failures = 0
         self._moved_to = self.commit.watermark
         self._failures += 1
-        reason = cause if cause is not None else PenstockError("the query ended without a reason")
+        reason = told(cause) if cause is not None else PenstockError("the query ended without a reason")
         if isinstance(reason, _FINAL) or self._failures > RESTARTS:
             self.error = reason
             self.state = "stopped"
@@ -179,7 +183,7 @@ class SupervisedSink:
 
     def _restart(self, spark: SparkSession) -> None:
         try:
-            self._batches.open()
+            self.open()
             self.start(spark)
         except _FINAL as error:
             self.error = error
@@ -187,7 +191,7 @@ class SupervisedSink:
         except Exception as error:  # noqa: BLE001 - whatever Spark or a target throws counts as a failed start
             self._failures += 1
             if self._failures > RESTARTS:
-                self.error = error
+                self.error = told(error)
                 self.state = "stopped"
             self._due = time.monotonic() + _DELAYS[min(self._failures, len(_DELAYS)) - 1]
 
@@ -212,6 +216,11 @@ def compiled(step: TransformNode) -> Step | FrameStep:
     if isinstance(step.function, Function):
         return Step(step.name, step.function, step.ns)
     return FrameStep(step.name, step.function, None if step.ns.everything else step.ns.pattern)
+
+
+def told(error: BaseException) -> PenstockError:
+    """The error as one that can be told later: Spark's own can be read only while its JVM lives."""
+    return error if isinstance(error, PenstockError) else PenstockError(first_line(error))
 
 
 def first_line(error: BaseException) -> str:

@@ -37,7 +37,16 @@ from penstock.functions.chain import Step
 from penstock.log.message import ByteOffset, MessageOffset
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.positions import LogPoint
-from penstock.spark.transform import REPORTED_REFUSALS, FrameStep, Segment, before_last, refusals_of, segments
+from penstock.spark.transform import (
+    REPORTED_REFUSALS,
+    Earlier,
+    FrameStep,
+    Seen,
+    Segment,
+    highest_offsets,
+    observed,
+    segments,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,8 +105,12 @@ class BatchRunner:
     def watermark(self) -> int:
         return self._offsets.state.commit.watermark
 
-    def open(self) -> None:
-        """Open the target and learn what it has; before the first batch, and after any failure."""
+    def open(self, log_end: int) -> None:
+        """Open the target and learn what it has; before the first batch, and after any failure.
+
+        A target that has less than was acknowledged, or more than the log has messages, belongs to another time
+        of this pipeline: one of the two was brought back from a copy.
+        """
         self.close()
         self.failure = None
         self._stopping = False
@@ -112,6 +125,14 @@ class BatchRunner:
                 where=self._name,
                 position=held.watermark,
                 hint="an older copy was put in its place: bring the newer one back",
+            )
+        if held is not None and held.watermark > log_end:
+            raise CorruptError(
+                f"the target of sink '{self._name}' has the messages below {held.watermark}, "
+                f"but the log ends at {log_end}",
+                where=self._name,
+                position=log_end,
+                hint="the data directory is an older copy: bring the newer one back, or move the target away",
             )
         self._in_target = held.watermark if held is not None else 0
 
@@ -181,11 +202,12 @@ class BatchRunner:
 
         directory = self._staging / f"{begin.offset}-{end.offset}-{uuid.uuid4().hex[:8]}"
         directory.mkdir(mode=0o700, parents=True)
-        refused = refusals_of(frame)
         seen = Observation()
-        frame = frame.where(sf.col("offset") < end.offset)  # cuts only if a refused message ends the batch
-        frame = frame.observe(seen, sf.count(sf.lit(1)).alias("messages"))
-        frame = before_last(frame, self._passes, refused)
+        # Cuts only if a refused message ends the batch.
+        whole = frame.where(sf.col("offset") < end.offset)
+        frame = whole.observe(seen, sf.count(sf.lit(1)).alias("messages"))
+        earlier = Earlier(frame, self._passes)
+        frame = earlier.frame
         if sort:
             # In one task, since a range sort would run the plan twice, and count twice what it reads.
             frame = frame.repartition(1).sortWithinPartitions("offset")
@@ -197,15 +219,17 @@ class BatchRunner:
             self._name,
         )
         rows = frame.mapInArrow(task, "report STRING").collect()
-        read = seen.get["messages"]
+        read = observed(seen, "messages")
+        if read is None:  # a function that keeps nothing, which Spark found out without reading anything
+            read = whole.count()
         if read != end.offset - begin.offset:
             raise AccountError(
                 f"sink '{self._name}': the log holds {end.offset - begin.offset} messages in "
                 f"[{begin.offset}, {end.offset}), Spark read {read}; nothing of them was published"
             )
         parts = [_decode_staged(row[0]) for row in rows]
-        if refused.value:
-            parts.append(_refusals_of_passes(refused.value))
+        if len(self._passes) > 1:
+            parts.append(_told_by(earlier.seen()))
         return parts
 
     def _publish(
@@ -294,12 +318,7 @@ class _Tally:
         self.refused: list[Refusal] = []
 
     def count(self, batch: pa.RecordBatch) -> None:
-        import pyarrow as pa
-
-        names = "origin" if "origin" in batch.schema.names else "ns"
-        table = pa.Table.from_batches([batch.select([names, "offset"])])
-        for row in table.group_by(names).aggregate([("offset", "max")]).to_pylist():
-            ns, offset = row[names], row["offset_max"]
+        for ns, offset in highest_offsets(batch).items():
             self.namespaces[ns] = max(offset, self.namespaces.get(ns, -1))
 
     def refuse(self, refused: Sequence[Refused]) -> None:
@@ -339,9 +358,10 @@ def _in_order(parts: Sequence[Staged]) -> bool:
     return apart and all(part.ordered for part in staged)
 
 
-def _refusals_of_passes(refused: Sequence[Refused]) -> Staged:
-    refusals = [Refusal(r.offset, r.ns, r.error, r.node) for r in refused]
-    return Staged("", 0, 0, 0, -1, -1, True, {}, refusals)
+def _told_by(seen: Seen) -> Staged:
+    """What the passes before the last one told, as if a task had staged nothing and reported it."""
+    refusals = [Refusal(r.offset, r.ns, r.error, r.node) for r in seen.refused]
+    return Staged("", 0, 0, 0, -1, -1, True, dict(seen.namespaces), refusals)
 
 
 def _encode_staged(staged: Staged) -> str:

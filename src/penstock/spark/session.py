@@ -204,8 +204,6 @@ def spark_settings(app: str, master: str, driver_memory: str, places: _Places) -
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": places.warehouse.as_uri(),
         "spark.sql.catalogImplementation": "in-memory",
-        # Python's processes talk through Unix sockets: a quarter less time for a small batch.
-        "spark.python.unix.domain.socket.enabled": "true",
         # A batch for Python ends at either; with messages of up to 16 MiB rows alone would be no bound.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
         "spark.sql.execution.arrow.maxBytesPerBatch": str(16 << 20),
@@ -224,6 +222,14 @@ def spark_settings(app: str, master: str, driver_memory: str, places: _Places) -
         "spark.sql.streaming.ui.retainedQueries": "10",
     }
     local = _LOCAL.fullmatch(master)
+    if local is not None or master.startswith("local-cluster["):
+        chosen |= {
+            # Python's processes talk through Unix sockets: a quarter less time for a small batch. Only on one
+            # machine, since the directory must be there for all. The sockets ask for no secret: whoever reaches
+            # the directory is let in.
+            "spark.python.unix.domain.socket.enabled": "true",
+            "spark.python.unix.domain.socket.dir": str(places.sockets),
+        }
     if local is not None:
         chosen |= {
             "spark.driver.host": "127.0.0.1",
@@ -231,8 +237,6 @@ def spark_settings(app: str, master: str, driver_memory: str, places: _Places) -
             "spark.local.dir": str(places.local),
             "spark.sql.shuffle.partitions": str(local["cores"]),
             "spark.default.parallelism": str(local["cores"]),
-            # These sockets ask for no secret: whoever reaches the directory is let in.
-            "spark.python.unix.domain.socket.dir": str(places.sockets),
             "spark.sql.streaming.checkpointFileManagerClass": (
                 "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
             ),
@@ -247,7 +251,7 @@ def _java_options(places: _Places, short_lived: bool) -> list[str]:
         f"-Djava.io.tmpdir={places.temporary}",
         f"-Dderby.system.home={places.temporary}",
         f"-XX:ErrorFile={places.jvm_crash}",
-        # Out of memory in one thread leaves the others waiting for it; a dead JVM is noticed and restarted.
+        # Out of memory in one thread leaves the others waiting for it; a dead JVM is noticed, and the run ends.
         "-XX:+ExitOnOutOfMemoryError",
         "-XX:+DisplayVMOutputToStderr",
         "-XX:-UsePerfData",

@@ -9,7 +9,7 @@ log, so reading it again gives the same rows. Partitions are consecutive ranges,
 
     dataDir      the data directory; its broker is asked over the socket in it
     pipeline     whose commit log
-    startOffset, startByte   where a stream begins, and a batch read; both or neither
+    startOffset  where a stream begins, and a batch read; startByte, if it is known, saves the look-up
     endOffset    where a batch read ends, exclusive
     maxBytes, maxMessages    limits of one micro-batch
     partitions   at most so many in a batch; small ones get one

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.base.errors import UsageError
 from penstock.functions.chain import Chain, NamespaceMatcher, Refused, Step
@@ -20,7 +20,7 @@ from penstock.functions.chain import Chain, NamespaceMatcher, Refused, Step
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.accumulators import Accumulator
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Observation
 
 REQUIRED = ("offset", "ts", "mode", "op", "ns", "data")
 PASSED_SCHEMA = (
@@ -71,62 +71,110 @@ def segments(steps: Sequence[Step | FrameStep], accept: NamespaceMatcher) -> lis
     return found
 
 
-def refusals_of(frame: DataFrame) -> Accumulator[list[Refused]]:
-    """Gathers what passes before the last one refuse. A task that ran twice tells the same twice: no harm."""
+class Seen(NamedTuple):
+    """What passes before the last one tell: what they refused, and the highest offset of each namespace."""
+
+    refused: tuple[Refused, ...] = ()
+    namespaces: tuple[tuple[str, int], ...] = ()
+
+    def and_(self, other: Seen) -> Seen:
+        """Both together. A task that ran twice tells the same twice: no harm."""
+        refused = sorted({*self.refused, *other.refused})[:REPORTED_REFUSALS]
+        highest = dict(sorted([*self.namespaces, *other.namespaces], key=lambda pair: pair[1]))
+        return Seen(tuple(refused), tuple(highest.items()))
+
+
+class Earlier:
+    """The passes before the last one in a batch: the frame behind them, and what they have to tell."""
+
+    def __init__(self, frame: DataFrame, passes: Sequence[Segment]) -> None:
+        self._told: Accumulator[Seen] = _accumulator(frame)
+        self._unparsed: list[tuple[str, Observation]] = []
+        for segment in passes[:-1]:
+            assert segment.frame_step is not None
+            frame = frame.mapInArrow(_Pass(segment.chain, segment.accept, self._told), PASSED_SCHEMA)
+            frame = self._apply(segment.frame_step, frame)
+        self.frame = frame
+
+    def seen(self) -> Seen:
+        """To be asked once the batch has been staged."""
+        seen = self._told.value
+        for step, observation in self._unparsed:
+            first = observed(observation, "first")
+            if first is not None:
+                error = "Spark cannot read the text as JSON (a name twice, perhaps, or a number out of range)"
+                seen = seen.and_(Seen((Refused(first["offset"], first["ns"], error, step),)))
+        return seen
+
+    def _apply(self, step: FrameStep, frame: DataFrame) -> DataFrame:
+        """Give a DataFrame function what it may see, and make of its result a frame of messages again."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as sf
+
+        others = None
+        if step.pattern is not None:
+            matches = sf.col("ns").rlike(step.pattern)
+            others = frame.where(~matches)
+            frame = frame.where(matches)
+        shown = frame.withColumn(_TEXT, sf.col("data")).withColumn("data", sf.try_parse_json("data"))
+        # A text that does not parse is a null here, which the function would drop without a word.
+        unparsed = Observation()
+        place = sf.when(sf.col("data").isNull(), sf.struct("offset", "ns"))
+        shown = shown.observe(unparsed, sf.min(place).alias("first"))
+        self._unparsed.append((step.name, unparsed))
+        result = step.function(shown)
+        _require_columns(step, result)
+        back = _back_to_text(shown, result)
+        return back if others is None else back.unionByName(others)
+
+
+def observed(observation: Observation, name: str) -> Any:
+    """What Spark observed in a batch; None if it saw that the plan has no rows and read nothing."""
+    from py4j.protocol import Py4JJavaError
+
+    try:
+        return observation.get[name]
+    except Py4JJavaError:
+        return None
+
+
+def _accumulator(frame: DataFrame) -> Accumulator[Seen]:
     from pyspark.accumulators import AccumulatorParam
 
-    class Gather(AccumulatorParam["list[Refused]"]):
-        def zero(self, value: list[Refused]) -> list[Refused]:
-            return []
+    class Gather(AccumulatorParam[Seen]):
+        def zero(self, value: Seen) -> Seen:
+            return Seen()
 
-        def addInPlace(self, one: list[Refused], two: list[Refused]) -> list[Refused]:  # noqa: N802
-            return sorted({*one, *two})[:REPORTED_REFUSALS]
+        def addInPlace(self, one: Seen, two: Seen) -> Seen:  # noqa: N802
+            return one.and_(two)
 
-    nothing: list[Refused] = []
-    return frame.sparkSession.sparkContext.accumulator(nothing, Gather())
+    return frame.sparkSession.sparkContext.accumulator(Seen(), Gather())
 
 
-def before_last(
-    frame: DataFrame, passes: Sequence[Segment], refused: Accumulator[list[Refused]]
-) -> DataFrame:
-    """The frame as the last pass gets it: behind every DataFrame function."""
-    for segment in passes[:-1]:
-        assert segment.frame_step is not None
-        frame = frame.mapInArrow(_Pass(segment.chain, segment.accept, refused), PASSED_SCHEMA)
-        frame = _apply(segment.frame_step, frame)
-    return frame
+def highest_offsets(batch: pa.RecordBatch) -> dict[str, int]:
+    """The highest offset of each namespace, as the log names it."""
+    import pyarrow as pa
+
+    names = "origin" if "origin" in batch.schema.names else "ns"
+    table = pa.Table.from_batches([batch.select([names, "offset"])])
+    rows = table.group_by(names).aggregate([("offset", "max")]).to_pylist()
+    return {row[names]: row["offset_max"] for row in rows}
 
 
 class _Pass:
-    """One pass through a chain, in a worker; what it refuses goes back through the accumulator."""
+    """One pass through a chain, in a worker; what it has to tell goes back through the accumulator."""
 
-    def __init__(self, chain: Chain, accept: NamespaceMatcher, refused: Accumulator[list[Refused]]) -> None:
+    def __init__(self, chain: Chain, accept: NamespaceMatcher, told: Accumulator[Seen]) -> None:
         self._chain = chain
         self._accept = accept
-        self._refused = refused
+        self._told = told
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
+            highest = highest_offsets(batch)
             passed, refused = self._chain.apply(batch, self._accept)
-            if refused:
-                self._refused.add(refused)
+            self._told.add(Seen(tuple(refused[:REPORTED_REFUSALS]), tuple(highest.items())))
             yield passed
-
-
-def _apply(step: FrameStep, frame: DataFrame) -> DataFrame:
-    """Give a DataFrame function what it may see, and make of its result a frame of messages again."""
-    from pyspark.sql import functions as sf
-
-    others = None
-    if step.pattern is not None:
-        matches = sf.col("ns").rlike(step.pattern)
-        others = frame.where(~matches)
-        frame = frame.where(matches)
-    shown = frame.withColumn(_TEXT, sf.col("data")).withColumn("data", sf.try_parse_json("data"))
-    result = step.function(shown)
-    _require_columns(step, result)
-    back = _back_to_text(shown, result)
-    return back if others is None else back.unionByName(others)
 
 
 def _require_columns(step: FrameStep, result: object) -> None:
