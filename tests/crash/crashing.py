@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -163,7 +164,7 @@ def verify(directory: Path, count: int, *, complete: bool) -> None:
         assert len(numbers) == len(wanted)
 
 
-def _published(target: Path) -> list[dict[str, object]]:
+def _published(target: Path) -> list[dict[str, Any]]:
     position = target.with_name(f".{target.name}.penstock")
     if not position.exists():
         return []

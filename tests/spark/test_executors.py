@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,7 +96,7 @@ print(json.dumps(told))
 '''
 
 
-def run_job(tmp_path: Path, many: int) -> tuple[dict[str, list[int]], list[dict[str, object]]]:
+def run_job(tmp_path: Path, many: int) -> tuple[dict[str, Any], list[dict[str, object]]]:
     (tmp_path / "job.py").write_text(JOB)
     done = subprocess.run(
         [sys.executable, str(tmp_path / "job.py"), str(tmp_path), str(many)],
@@ -109,7 +110,7 @@ def run_job(tmp_path: Path, many: int) -> tuple[dict[str, list[int]], list[dict[
     return json.loads(done.stdout.splitlines()[-1]), notes
 
 
-def check_job(told: dict[str, list[int]], notes: list[dict[str, object]], many: int) -> None:
+def check_job(told: dict[str, Any], notes: list[dict[str, object]], many: int) -> None:
     driver_python, driver_jvm = told["driver"]
     for kind in ("function", "writer"):
         ran = [note for note in notes if note["kind"] == kind]
