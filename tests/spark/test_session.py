@@ -290,3 +290,37 @@ def test_a_damaged_archive_and_a_lost_jvm_cost_nothing_but_time(place: Place, ar
     assert float(str(facts["seconds to stop"])) < 10
     assert (facts["rows"], facts["left"], err) == (10, [], "")
     assert not archive.exists()
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        (["a line\n"], "a line\n"),
+        (
+            [
+                "Traceback (most recent call last):\n",
+                '  File "x/pyspark/daemon.py", line 1, in manager\n',
+                "BrokenPipeError: [Errno 32] Broken pipe\n",
+                "next\n",
+            ],
+            "next\n",
+        ),
+        (
+            [
+                "Traceback (most recent call last):\n",
+                '  File "mine.py", line 1, in f\n',
+                "ValueError: mine\n",
+            ],
+            'Traceback (most recent call last):\n  File "mine.py", line 1, in f\nValueError: mine\n',
+        ),
+    ],
+)
+def test_a_worker_that_ends_with_its_query_is_not_worth_a_traceback(
+    printed: list[str], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from penstock.spark.jvm import _Output
+
+    output = _Output()
+    os.write(output.write_end, "".join(printed).encode())
+    output.close()
+    assert capsys.readouterr().err == shown

@@ -150,11 +150,31 @@ class _Output:
         return "; ".join(self._last)
 
     def _pass_on(self) -> None:
+        held: list[str] = []
         with open(self._read_end, errors="replace") as lines:  # noqa: PTH123 - a descriptor, not a path
             for line in lines:
                 self._last.append(line.strip())
-                if not self._silent:
+                held.append(line)
+                if _goes_on(held):
+                    continue
+                if not self._silent and not _is_farewell(held):
                     # Whoever closed it wants no output; the JVM must be able to go on.
                     with contextlib.suppress(ValueError, OSError, AttributeError):
-                        sys.stderr.write(line)
+                        sys.stderr.write("".join(held))
                         sys.stderr.flush()
+                held = []
+
+
+_MOST_HELD = 200
+
+
+def _goes_on(held: list[str]) -> bool:
+    """Whether the lines are a traceback that has not come to its error yet."""
+    if not held[0].startswith("Traceback (most recent call last)") or len(held) > _MOST_HELD:
+        return False
+    return len(held) == 1 or held[-1].startswith(" ")
+
+
+def _is_farewell(held: list[str]) -> bool:
+    """Whether a worker complains that the query it served has ended: that is how they end."""
+    return "pyspark/daemon.py" in "".join(held[:3]) and held[-1].startswith("BrokenPipeError")
