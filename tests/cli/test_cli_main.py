@@ -9,7 +9,6 @@ import pty
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import click
@@ -72,15 +71,15 @@ def test_no_arguments_show_help_and_end_with_2(tmp_path: Path) -> None:
     assert "Start here:" in done.stderr + done.stdout
 
 
-def test_the_version_is_quick(tmp_path: Path) -> None:
-    penstock_process("--version", cwd=tmp_path)
-    best = 99.0
-    for _ in range(5):
-        start = time.perf_counter()
-        done = penstock_process("--version", cwd=tmp_path)
-        best = min(best, time.perf_counter() - start)
+def test_the_version_imports_nothing_heavy(tmp_path: Path) -> None:
+    """What makes a command slow to start are its imports; a clock would only measure the machine."""
+    done = penstock_process("--version", cwd=tmp_path)
     assert done.stdout == f"penstock {penstock.__version__}\n"
-    assert best < 0.3
+    look = "import sys, penstock.cli; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", look], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"pyspark", "pyarrow", "numpy", "pandas", "grpc", "py4j"} & set(loaded)
 
 
 @pytest.mark.parametrize(

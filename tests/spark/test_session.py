@@ -287,7 +287,7 @@ def test_a_damaged_archive_and_a_lost_jvm_cost_nothing_but_time(place: Place, ar
     archive.write_bytes(content)
     facts, err = place.run("lose")
     assert not facts["sharing"]
-    assert float(str(facts["seconds to stop"])) < 10
+    assert float(str(facts["seconds to stop"])) < 29, "it waited for a JVM that was gone"
     assert (facts["rows"], facts["left"], err) == (10, [], "")
     assert not archive.exists()
 

@@ -234,7 +234,8 @@ def _sink_text(sink: PlannedSink) -> Text:
 def _node_text(name: str, kind: str, ns: str, settings: Mapping[str, str]) -> Text:
     given = ", ".join(f"{key}={visible(value)}" for key, value in settings.items())
     pattern = "" if ns == ".*" else f"  ns {visible(ns)}"
-    return Text.assemble((name, "bold"), f"  {kind}({given})", (pattern, "cyan"))
+    call = f"{kind}({given})" if kind.isidentifier() else kind  # "DataFrame function" takes no settings
+    return Text.assemble((name, "bold"), f"  {call}", (pattern, "cyan"))
 
 
 def _names(namespaces: Sequence[str] | None) -> str:
