@@ -331,6 +331,7 @@ def test_a_target_that_never_works_ends_the_sink_with_its_reason(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "_DELAYS", (0.01,))
+    monkeypatch.setattr(supervisor, "RESTARTS", 2)
 
     def broken(self: FilePublisher, parts: Sequence[Staged], position: SinkPosition) -> None:
         raise OSError(28, "No space left on device")
@@ -371,6 +372,7 @@ def test_what_spark_read_is_counted_against_the_log(here: Here, monkeypatch: pyt
     from penstock.spark.batch import AccountError
 
     monkeypatch.setattr(supervisor, "_DELAYS", (0.01,))
+    monkeypatch.setattr(supervisor, "RESTARTS", 1)
     real = batch.planned_end
 
     def beyond(checkpoint: Path, number: int) -> LogPoint:

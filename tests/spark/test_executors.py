@@ -128,7 +128,7 @@ def check_job(told: dict[str, Any], notes: list[dict[str, object]], many: int) -
 
 @pytest.mark.timeout(400)
 def test_functions_and_writers_run_on_the_executors_and_no_body_reaches_the_driver(tmp_path: Path) -> None:
-    check_job(*run_job(tmp_path, 150_000), 150_000)
+    check_job(*run_job(tmp_path, 100_000), 100_000)
 
 
 @pytest.mark.soak

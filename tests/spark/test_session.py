@@ -58,15 +58,17 @@ def test_what_holds_on_this_machine_only_is_not_told_to_a_cluster(master: str, t
     places = engine._prepare(tmp_path)
     local = engine.spark_settings("app", "local[2,4]", "1g", places)
     cluster = engine.spark_settings("app", master, "1g", places)
-    assert set(local) - set(cluster) == {
+    sockets = {"spark.python.unix.domain.socket.dir", "spark.python.unix.domain.socket.enabled"}
+    assert (set(local) - set(cluster)) | sockets == sockets | {
         "spark.default.parallelism",
         "spark.driver.bindAddress",
         "spark.driver.host",
         "spark.local.dir",
-        "spark.python.unix.domain.socket.dir",
         "spark.sql.shuffle.partitions",
         "spark.sql.streaming.checkpointFileManagerClass",
     }
+    on_one_machine = master.startswith("local-cluster")
+    assert sockets & set(cluster) == (sockets if on_one_machine else set())
     assert cluster["spark.sql.session.timeZone"] == "UTC"
     engine._discard(places)
 
