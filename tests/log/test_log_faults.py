@@ -167,10 +167,12 @@ def test_a_reader_of_a_log_that_grows_sees_it_as_it_was(
 
 
 def stored_in(broker: EmbeddedBroker, journal: str, at_least: int) -> None:
+    """Wait until all closed fragments are in the store for good, their spools gone."""
     deadline = time.monotonic() + 10
-    while len(list((broker.directory.fragments / journal).glob("*.raw"))) < at_least:
+    while len(list(broker.directory.spools(journal).iterdir())) > 1:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    assert len(list((broker.directory.fragments / journal).glob("*.raw"))) >= at_least
 
 
 def test_bytes_that_are_missing_in_the_middle_are_reported_not_waited_for(tmp_path: Path) -> None:
