@@ -15,6 +15,13 @@ settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with Spark share one process, and with it one session; the others run beside them (`-n 2`)."""
+    for item in items:
+        if item.get_closest_marker("spark") is not None:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A local session, started once for all tests that ask for one. Leave no query running in it."""

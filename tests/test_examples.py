@@ -1,19 +1,24 @@
-"""Every example runs, and does what it says."""
+"""Every example runs, and does what it says; so do those of the page on the journal client."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
+import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.journal.embedded import EmbeddedBroker
 from penstock.pipeline.definition import load_pipeline
 from penstock.pipeline.runner import run
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+CLIENT_PAGE = Path(__file__).parents[1] / "docs" / "journal-client.md"
 
 
 def module_of(path: Path) -> ModuleType:
@@ -26,7 +31,7 @@ def module_of(path: Path) -> ModuleType:
 
 
 def test_every_example_has_a_test_here() -> None:
-    assert {path.name for path in EXAMPLES.iterdir() if path.is_dir()} == {"shop"}
+    assert {path.name for path in EXAMPLES.iterdir() if path.is_dir()} == {"journal", "shop"}
 
 
 @pytest.mark.spark
@@ -50,3 +55,36 @@ def test_the_shop(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.Monke
         wanted = [order for order in placed if order["total"] > 300]
         assert big == [{name: order[name] for name in ("id", "customer", "total")} for order in wanted]
         assert big
+
+
+def test_the_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = module_of(EXAMPLES / "journal" / "example.py")
+    with EmbeddedBroker(tmp_path) as broker:
+        asyncio.run(journal.main(broker.address))
+    written, read, refused, end = capsys.readouterr().out.splitlines()
+    assert written.startswith(f"written: {journal.READINGS + 1} records, durable up to offset ")
+    assert read == f"read:    {journal.READINGS + 1} records, while they were written"
+    assert refused.startswith(
+        "refused: journal sensors/attic was claimed by another owner (epoch 2, tuesday/2;"
+    )
+    assert end == """the end: ['{"owner":"tuesday"}', '{"reading":0}']"""
+
+
+def test_the_page_on_the_client_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A block of Python with a block of output behind it is a program; the first of the page is what they share."""
+    page = CLIENT_PAGE.read_text()
+    (frame,) = re.findall(r"`frame\.py`.*?```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "frame.py").write_text(frame)
+    monkeypatch.syspath_prepend(tmp_path)
+    programs = re.findall(r"```python\n([^`]*)```\n\n```\n([^`]*)```", page)
+    assert len(programs) == 9
+    try:
+        for number, (program, output) in enumerate(programs):
+            file = tmp_path / f"program{number}.py"
+            file.write_text(program)
+            module_of(file)
+            assert capsys.readouterr().out == output
+    finally:
+        sys.modules.pop("frame", None)

@@ -8,13 +8,11 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NoReturn, cast
-
-import grpc
 
 from penstock.base.disk import Disk, DiskFile
 from penstock.journal.append import AppendMachine
-from penstock.journal.broker import Broker
+from penstock.journal.broker import Broker, BrokerOptions
+from penstock.journal.claims import EVERYTHING
 from penstock.journal.client import Client
 from penstock.journal.datadir import DataDir
 from penstock.journal.labels import label_set
@@ -27,35 +25,34 @@ from penstock.journal.protocol import (
     Status,
 )
 from penstock.journal.replica import Replica
-from penstock.journal.wire import Context
 from penstock.log.commitlog import journal_spec
 
 JOURNAL = "a/journal"
 
 
-class RefusedError(Exception):
-    """The broker aborted the call with this text."""
-
-
-class _Context:
-    async def abort(self, code: grpc.StatusCode, text: str) -> NoReturn:
-        raise RefusedError(text)
-
-
-CONTEXT = cast("Context", _Context())
+CLAIMS = EVERYTHING
 
 
 @asynccontextmanager
-async def opened(path: Path, disk: Disk | None = None, *, length: int = 1024) -> AsyncIterator[Broker]:
+async def opened(
+    path: Path, disk: Disk | None = None, *, length: int = 1024, options: BrokerOptions | None = None
+) -> AsyncIterator[Broker]:
     """The broker of a data directory, with one journal whose fragments close above `length`."""
     disk = disk or Disk()
     directory = DataDir(path)
-    broker = Broker(directory, directory.create(disk), disk)
+    broker = Broker(directory, directory.create(disk), disk, options or BrokerOptions(pulse_interval=3600))
     try:
         await create(broker, JOURNAL, length)
+        await listed(broker)
         yield broker
     finally:
         await broker.close()
+
+
+async def listed(broker: Broker, journal: str = JOURNAL) -> None:
+    """Wait until the stores of a journal have been listed."""
+    if journal in broker._replicas:
+        await broker._replicas[journal].until_listed_once()
 
 
 async def create(broker: Broker, journal: str, length: int = 1024) -> None:
@@ -68,7 +65,7 @@ async def delete(broker: Broker, journal: str) -> None:
 
 
 async def applied(broker: Broker, *changes: ApplyRequest.Change) -> ApplyResponse:
-    return await broker.apply(ApplyRequest(changes=changes), CONTEXT)
+    return await broker.apply(ApplyRequest(changes=changes), CLAIMS)
 
 
 def replica(broker: Broker, journal: str = JOURNAL) -> Replica:
@@ -95,7 +92,7 @@ async def append(
     first = AppendRequest(journal=journal, offset=offset)
     if registers:
         first.union_registers.CopyFrom(label_set(registers))
-    machine = AppendMachine(first, stream(content), broker._replicas.get)
+    machine = AppendMachine(first, stream(content), broker._appending, CLAIMS)
     await machine.run()
     assert machine.status == Status.OK, Status.Name(machine.status)
     assert machine.commit is not None
@@ -104,7 +101,7 @@ async def append(
 
 async def read(broker: Broker, request: ReadRequest) -> list[ReadResponse]:
     """All answers to a read that ends."""
-    return [response async for response in broker.read(request, CONTEXT)]
+    return [response async for response in broker.read(request, CLAIMS)]
 
 
 async def content(broker: Broker, journal: str = JOURNAL) -> bytes:
@@ -161,34 +158,38 @@ class HookedFile(DiskFile):
 
     def _tell(self, step: str) -> None:
         assert isinstance(self.disk, HookedDisk)
-        self.disk.before(step, self.path)
+        self.disk.take(step, self.path)
 
 
 class HookedDisk(Disk):
-    """A disk on which a test can delay a step, or make it fail, by setting `before`."""
+    """A disk on which a test can delay a step, or make it fail, by setting `before`. Health checks are left alone."""
 
     def __init__(self, before: Callable[[str, Path], None] = lambda step, path: None) -> None:
         self.before = before
 
+    def take(self, step: str, path: Path) -> None:
+        if ".test" not in path.parts:
+            self.before(step, path)
+
     def open(self, path: Path, *, create: bool = False, mode: int = 0o640) -> DiskFile:
-        self.before("open", path)
+        self.take("open", path)
         file = super().open(path, create=create, mode=mode)
         return HookedFile(self, path, file.fileno())
 
     def make_dir(self, path: Path, mode: int) -> None:
-        self.before("make_dir", path)
+        self.take("make_dir", path)
         super().make_dir(path, mode)
 
     def rename(self, source: Path, target: Path) -> None:
-        self.before("rename", target)
+        self.take("rename", target)
         super().rename(source, target)
 
     def remove(self, path: Path) -> None:
-        self.before("remove", path)
+        self.take("remove", path)
         super().remove(path)
 
     def sync_dir(self, path: Path) -> None:
-        self.before("sync_dir", path)
+        self.take("sync_dir", path)
         super().sync_dir(path)
 
 
@@ -197,7 +198,9 @@ class Streaming:
 
     def __init__(self, broker: Broker, journal: str = JOURNAL) -> None:
         self._messages: asyncio.Queue[AppendRequest | None] = asyncio.Queue()
-        self.machine = AppendMachine(AppendRequest(journal=journal), self._stream(), broker._replicas.get)
+        self.machine = AppendMachine(
+            AppendRequest(journal=journal), self._stream(), broker._appending, CLAIMS
+        )
         self.task = asyncio.create_task(self.machine.run())
 
     async def _stream(self) -> AsyncIterator[AppendRequest]:

@@ -187,8 +187,8 @@ def test_no_sync_of_the_key_space_is_there_for_nothing() -> None:
     failures = every_sync_matters(RECORDINGS, verify, seed=1)
     assert {site.label for site in failures} >= {
         "keyspace.py:LocalKeySpace.__init__",
-        "keyspace.py:LocalKeySpace.transact",
-        "keyspace.py:LocalKeySpace._rewrite_if_mostly_history Disk.replace_file",
+        "keyspace.py:LocalKeySpace.write",
+        "keyspace.py:LocalKeySpace._rewrite Disk.replace_file",
     }
 
 

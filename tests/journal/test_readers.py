@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from datetime import timedelta
+from collections.abc import AsyncGenerator
+from concurrent.futures import Executor
+from contextlib import aclosing
 from pathlib import Path
 
 import grpc
 import pytest
 
 from penstock.journal import read as read_module
-from penstock.journal import wire
 from penstock.journal.client import BrokerGoneError, Client
+from penstock.journal.client.stubs import Stubs
 from penstock.journal.embedded import EmbeddedBroker
-from penstock.journal.fragment import Fragment
 from penstock.journal.protocol import FragmentsRequest, FragmentsResponse, Header, ReadRequest, ReadResponse
 from penstock.journal.replica import Replica
 from penstock.log.commitlog import journal_spec
@@ -71,7 +71,7 @@ def test_a_waiting_read_that_is_cancelled_expires_or_is_dropped_leaves_no_task(
     client.head(JOURNAL)
     quiet = quiet_count(broker)
     with grpc.insecure_channel(broker.address) as channel:
-        stubs = wire.Stubs(channel)
+        stubs = Stubs(channel)
         request = ReadRequest(journal=JOURNAL, offset=0, block=True)
         calls = [stubs.read(request) for _ in range(5)]
         for call in calls:
@@ -105,17 +105,19 @@ def test_a_slow_reader_takes_no_memory_and_holds_nobody_up(
         request: ReadRequest,
         replica: Replica,
         header: Header,
-        sign: Callable[[Fragment, timedelta], str],
-    ) -> AsyncIterator[ReadResponse]:
-        async for response in real(request, replica, header, sign):
-            produced.append(len(response.content))
-            yield response
+        threads: Executor,
+        chunk: int,
+    ) -> AsyncGenerator[ReadResponse, None]:
+        async with aclosing(real(request, replica, header, threads, chunk)) as responses:
+            async for response in responses:
+                produced.append(len(response.content))
+                yield response
 
     monkeypatch.setattr(read_module, "read", counted)
     size = 32 << 20
     client.append(JOURNAL, bytes(size))
     with grpc.insecure_channel(broker.address) as channel:
-        slow = wire.Stubs(channel).read(ReadRequest(journal=JOURNAL))
+        slow = Stubs(channel).read(ReadRequest(journal=JOURNAL))
         next(slow)
         time.sleep(0.3)
         ahead = sum(produced)

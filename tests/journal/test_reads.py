@@ -23,7 +23,7 @@ from penstock.journal.protocol import (
 from penstock.log.commitlog import journal_spec
 
 from .brokers import (
-    CONTEXT,
+    CLAIMS,
     JOURNAL,
     Gate,
     HookedDisk,
@@ -246,8 +246,8 @@ def test_a_reader_whose_file_goes_into_the_store_under_it_goes_on_there(tmp_path
         async with opened(tmp_path / "data", HookedDisk(slow), length=100_000) as broker:
             await append(broker, b"x" * 150_000)
             await append(broker, b"y")
-            answers = broker.read(ReadRequest(journal=JOURNAL), CONTEXT)
-            got = [await anext(answers), await anext(answers)]
+            answers = broker.read(ReadRequest(journal=JOURNAL), CLAIMS)
+            got = [await anext(answers)]
             assert not got[0].fragment.backing_store
             gate.open()
             await persisted(broker)
@@ -277,7 +277,7 @@ def test_read_only_and_write_only_journals(tmp_path: Path, flags: int) -> None:
 
 
 async def listed(broker: Broker, **fields: object) -> FragmentsResponse:
-    return await broker.list_fragments(FragmentsRequest(journal=JOURNAL, **fields), CONTEXT)  # type: ignore[arg-type]
+    return await broker.list_fragments(FragmentsRequest(journal=JOURNAL, **fields), CLAIMS)  # type: ignore[arg-type]
 
 
 def spans(response: FragmentsResponse) -> list[tuple[int, int]]:

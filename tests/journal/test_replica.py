@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from penstock.base.errors import PenstockError
-from penstock.journal import append as append_module
 from penstock.journal.append import AppendStreamError
-from penstock.journal.replica import JournalFailedError
+from penstock.journal.broker import BrokerOptions
+from penstock.journal.flow import FlowLimits
+from penstock.journal.localspool import JournalFailedError
 from penstock.journal.spoolfile import RegistersTooLargeError
 
 from .brokers import (
@@ -79,7 +80,7 @@ def test_an_append_cancelled_while_it_waits_for_the_disk_is_in_the_journal(tmp_p
             gate.open()
             assert await later == (14, 19)
             assert await content(broker) == b"beforein doubtafter"
-            assert not replica(broker)._waiting
+            assert not replica(broker).local._waiting
 
     in_loop(test)
 
@@ -165,8 +166,7 @@ def test_a_roll_that_fails_at_any_step_refuses_the_append_and_the_next_one_rolls
 
         before = b"" if step == "make_dir" else b"a" * 1200
         async with opened(tmp_path / "data", disk := HookedDisk()) as broker:
-            if before:
-                await append(broker, before)
+            await append(broker, before)
             descriptors = open_files(tmp_path)
             disk.before = fail
             with pytest.raises(OSError, match="No space"):
@@ -206,7 +206,7 @@ def test_storing_a_fragment_survives_a_failure_of_any_step(tmp_path: Path, step:
         async with opened(tmp_path / "data") as broker:
             await persisted(broker)
             assert await content(broker) == b"a" * 1200 + b"b" * 1200 + b"c"
-            assert len(list(broker._directory.spools(JOURNAL).iterdir())) == 1
+            assert len(list(broker.directory.spools(JOURNAL).iterdir())) == 1
 
     in_loop(test)
 
@@ -219,7 +219,9 @@ def test_fragments_that_are_slow_to_store_do_not_hold_appends_up(tmp_path: Path)
             if step == "rename" and "fragments" in path.parts:
                 gate.wait()
 
-        async with opened(tmp_path / "data", HookedDisk(slow)) as broker:
+        async with opened(tmp_path / "data", disk := HookedDisk()) as broker:
+            await append(broker, b"")  # the store has been found healthy
+            disk.before = slow
             async with asyncio.timeout(10):
                 for number in range(12):
                     journal = f"slow/{number}"
@@ -233,11 +235,11 @@ def test_fragments_that_are_slow_to_store_do_not_hold_appends_up(tmp_path: Path)
     in_loop(test)
 
 
-def test_a_client_that_trickles_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(append_module, "STALL_LIMIT", 0.3)
+def test_a_client_that_trickles_is_dropped(tmp_path: Path) -> None:
+    options = BrokerOptions(flow=FlowLimits(grace=0.3))
 
     async def test() -> None:
-        async with opened(tmp_path / "data") as broker:
+        async with opened(tmp_path / "data", options=options) as broker:
             slow = Streaming(broker)
 
             async def trickle() -> None:

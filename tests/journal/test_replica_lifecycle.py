@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.base.errors import CorruptError
+from penstock.base.errors import CorruptError, PenstockError
 from penstock.journal.datadir import DataDir
 from penstock.journal.fragment import Fragment
 from penstock.journal.protocol import ListRequest, ReadRequest, Status
 
 from .brokers import (
-    CONTEXT,
+    CLAIMS,
     JOURNAL,
     Gate,
     HookedDisk,
-    RefusedError,
     Streaming,
     append,
     content,
@@ -64,17 +63,21 @@ def test_an_append_that_comes_to_its_turn_after_the_deletion_makes_no_file(tmp_p
     async def test() -> None:
         async with opened(tmp_path / "data") as broker:
             await append(broker, b"a" * 1200)
-            async with replica(broker).pipeline:
+            slot = replica(broker).pipeline_slot
+            await slot.acquire()
+            try:
                 queued = Streaming(broker)
                 queued.send(b"would begin the next fragment")
                 queued.commit()
                 await asyncio.sleep(0.01)
                 deleting = asyncio.create_task(delete(broker, JOURNAL))
                 await asyncio.sleep(0.01)
+            finally:
+                slot.release()
             await queued.task
             await deleting
             assert queued.machine.status == Status.JOURNAL_NOT_FOUND
-            assert [path.name for path in broker._directory.spools(JOURNAL).iterdir()] == [spool_named(0)]
+            assert [path.name for path in broker.directory.spools(JOURNAL).iterdir()] == [spool_named(0)]
 
     in_loop(test)
 
@@ -179,7 +182,7 @@ def test_closing_while_appends_run_leaves_no_task_thread_or_file(tmp_path: Path)
     in_loop(test)
 
 
-def test_a_broker_that_cannot_open_lets_everything_go(tmp_path: Path) -> None:
+def test_a_damaged_journal_is_refused_by_name_and_the_others_are_served(tmp_path: Path) -> None:
     async def test() -> None:
         async with opened(tmp_path / "data") as broker:
             await create(broker, "b/other")
@@ -189,9 +192,30 @@ def test_a_broker_that_cannot_open_lets_everything_go(tmp_path: Path) -> None:
                 await persisted(broker, journal)
         damaged = tmp_path / "data/spools/b/other/#" / spool_named(1200)
         damaged.write_bytes(damaged.read_bytes()[:-2])
+        async with opened(tmp_path / "data") as broker:
+            with pytest.raises(CorruptError, match="borne out"):
+                await append(broker, b"refused", "b/other")
+            with pytest.raises(CorruptError, match="borne out"):
+                await content(broker, "b/other")
+            assert await content(broker) == b"x" * 1200 + b"yz"
+            assert damaged.exists()
+
+    in_loop(test)
+
+
+def test_a_broker_that_cannot_open_lets_everything_go(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with opened(tmp_path / "data") as broker:
+            await create(broker, "b/other")
         threads = threading.active_count()
-        with pytest.raises(CorruptError, match="borne out"):
-            async with opened(tmp_path / "data"):
+
+        def fail(step: str, path: Path) -> None:
+            if step == "make_dir" or "b" in path.parts:
+                raise OSError(errno.EIO, "Input/output error")
+
+        (tmp_path / "data/spools/b/other/#").mkdir(parents=True)
+        with pytest.raises(OSError, match="Input/output"):
+            async with opened(tmp_path / "data", HookedDisk(fail)):
                 pass
         gc.collect()
         assert threading.active_count() == threads
@@ -238,7 +262,7 @@ def test_an_empty_spool_that_the_store_has_overtaken_is_let_go(tmp_path: Path) -
         async with opened(tmp_path / "data") as broker:
             assert await append(broker, b"c", offset=1300) == (1300, 1301)
             assert await content(broker) == b"a" * 1200 + b"b" * 100 + b"c"
-            assert [path.name for path in broker._directory.spools(JOURNAL).iterdir()] == [spool_named(1300)]
+            assert [path.name for path in broker.directory.spools(JOURNAL).iterdir()] == [spool_named(1300)]
             assert len([name for name in open_files(tmp_path) if ".spool" in name]) == 1
 
     in_loop(test)
@@ -252,10 +276,10 @@ def test_a_stored_fragment_that_is_damaged_or_gone_ends_a_read_with_its_name(tmp
             await persisted(broker)
             [stored] = (tmp_path / "data/fragments" / JOURNAL).iterdir()
             stored.write_bytes(b"a" * 700)
-            with pytest.raises(RefusedError, match=f"{stored.name}, byte 700: the file ends here"):
+            with pytest.raises(PenstockError, match=f"{stored.name}, byte 700: the content ends here"):
                 await content(broker)
             stored.unlink()
-            with pytest.raises(RefusedError, match=f"No such file.*{stored.name}"):
+            with pytest.raises(FileNotFoundError, match=f"No such file.*{stored.name}"):
                 await content(broker)
 
     in_loop(test)
@@ -268,7 +292,7 @@ def test_a_failed_apply_is_refused_in_words(tmp_path: Path) -> None:
 
         async with opened(tmp_path / "data", disk := HookedDisk()) as broker:
             disk.before = fail
-            with pytest.raises(RefusedError, match="No space left"):
+            with pytest.raises(OSError, match="No space left"):
                 await create(broker, "b/other")
             disk.before = lambda step, path: None
             await create(broker, "b/other")
@@ -282,7 +306,7 @@ def test_a_listing_under_way_is_not_disturbed_by_a_deletion(tmp_path: Path) -> N
         async with opened(tmp_path / "data") as broker:
             for number in range(60):
                 await create(broker, f"many/{number:02d}")
-            listing = broker.list(ListRequest(), CONTEXT)
+            listing = broker.list(ListRequest(), CLAIMS)
             names = [journal.spec.name for journal in (await anext(listing)).journals]
             await delete(broker, "many/59")
             names += [journal.spec.name async for response in listing for journal in response.journals]

@@ -20,6 +20,7 @@ from penstock.journal.spoolfile import (
     CommitRecord,
     RegistersTooLargeError,
     SpoolFile,
+    committed_content,
     decode_record,
     encode_record,
 )
@@ -44,7 +45,7 @@ def recovered(path: Path) -> tuple[bytes, LabelSet] | None:
     if found is None:
         return None
     file, spool = found
-    content = file.read(spool.fragment.length, 0)
+    content = b"".join(committed_content(Disk(), path, spool.fragment.length))
     file.close()
     assert spool.fragment == file.fragment
     return content, spool.registers

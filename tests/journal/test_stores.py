@@ -1,5 +1,7 @@
 """The file store: paths, listings, and what is left when a step fails (reference, 19 "Store URLs")."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -191,10 +193,64 @@ def test_open_store(root: Path) -> None:
     assert isinstance(open_store("file:///", root, Disk()), FileStore)
     with pytest.raises(UsageError, match="needs a root directory"):
         open_store("file:///", None, Disk())
-    with pytest.raises(UsageError, match="file:/// stores only"):
-        open_store("s3://bucket/", root, Disk())
     with pytest.raises(ValidationError):
         open_store("nope", root, Disk())
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/a%20b/?endpoint=x&acl=y", "gs://bucket/a%20b/", "azure://container/a%20b/"]
+)
+def test_with_file_only_every_scheme_is_kept_below_the_root(root: Path, url: str) -> None:
+    (root / "a b").mkdir()
+    store = open_store(url, root, Disk(), file_only=True)
+    assert store.url == url
+    store.put(PATH, [b"x"])
+    assert files_below(root) == [f"a b/{PATH}"]
+    assert store.sign("foo/x", timedelta(minutes=1)) == "file:///a%20b/foo/x"
+    with pytest.raises(UsageError, match="needs a root directory"):
+        open_store(url, None, Disk(), file_only=True)
+
+
+def test_with_file_only_rewriting_stays_and_no_url_leads_out(root: Path) -> None:
+    store = open_store("s3://bucket/?find=foo&replace=baz&region=x", root, Disk(), file_only=True)
+    store.put("foo/x", [b"x"])
+    assert files_below(root) == ["baz/x"]
+    for url in ("s3://bucket/../", "gs://bucket/%2e%2e/", "azure-ad://t/a/../../c/"):
+        with pytest.raises(ValidationError):
+            open_store(url, root, Disk(), file_only=True)
+
+
+def test_reading_starts_at_a_position(store: FileStore) -> None:
+    store.put(PATH, [b"foobar"])
+    for position in range(9):
+        with store.open(PATH, position=position) as file:
+            assert file.read() == b"foobar"[position:]
+
+
+def test_a_read_only_store_is_never_written_nor_swept(root: Path) -> None:
+    FileStore("file:///", root, Disk()).put(PATH, [b"x"])
+    (root / "foo/.partial-of-its-owner").write_bytes(b"")
+    before = files_below(root)
+    store = open_store("file:///", root, Disk(), read_only=True)
+    calls: list[Callable[[], object]] = [lambda: store.put(PATH, [b"y"]), lambda: store.remove(PATH)]
+    for call in calls:
+        with pytest.raises(PermissionError, match="the store of a read-only journal is never written"):
+            call()
+    assert files_below(root) == before
+    assert [listed.path for listed in store.list("foo")] == ["bar/date=1/part.raw"]
+    with store.open(PATH) as file:
+        assert file.read() == b"x"
+
+
+def test_the_path_of_a_health_check_is_a_path(store: FileStore) -> None:
+    store.put(".test/health-check", [b"x"])
+    assert [listed.path for listed in store.list(".test")] == ["health-check"]
+
+
+def test_object_stores_are_imported_only_when_one_is_opened() -> None:
+    code = "import penstock.journal.stores, penstock.journal.codecs, penstock.journal.storeset, sys; "
+    code += "print([m for m in ('obstore', 'zstandard', 'cramjam', 'snappy') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
 
 
 def test_authorization_errors_are_told_from_others(store: FileStore) -> None:

@@ -75,6 +75,10 @@ class DiskFile:
                 done += len(chunk)
         return done
 
+    def start_writing_out(self, position: int, size: int) -> None:
+        """Have the kernel begin to write these bytes to the disk, so that the next sync has less to do. No promise."""
+        os.posix_fadvise(self._fd, position, size, os.POSIX_FADV_DONTNEED)
+
     def truncate(self, size: int) -> None:
         os.ftruncate(self._fd, size)
 

@@ -15,7 +15,7 @@ from typing import NoReturn
 import click
 
 from penstock import __version__
-from penstock.cli import look, operate, pipelines, run
+from penstock.cli import brokers, journals, look, operate, pipelines, run
 from penstock.cli.common import Session, json_option, show_error
 
 INTERRUPTED = 130
@@ -24,6 +24,7 @@ _SECTIONS = {
     "A pipeline": (pipelines.init, pipelines.about, pipelines.plan, run.run),
     "Look": (look.status,),
     "Operate": (operate.xlog, operate.offset),
+    "Journals": (brokers.broker, journals.journals),
 }
 
 _EPILOG = """\b
@@ -38,9 +39,12 @@ Exit codes:
 
 \b
 Environment:
-  PENSTOCK_DATA_DIR  the data directory, as --data-dir
-  PENSTOCK_DEBUG     1 shows tracebacks, as --debug
-  NO_COLOR           no colours
+  PENSTOCK_DATA_DIR    the data directory, as --data-dir
+  PENSTOCK_BROKER      the broker's address, as --broker
+  PENSTOCK_AUTH_KEYS   keys, as --auth-keys
+  PENSTOCK_AUTH_TOKEN  a token, as --auth-token
+  PENSTOCK_DEBUG       1 shows tracebacks, as --debug
+  NO_COLOR             no colours
 """
 
 

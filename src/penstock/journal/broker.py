@@ -1,42 +1,48 @@
-"""The broker of a data directory: the service's methods, each a thin shell around its machine.
+"""The broker: a data directory opened for serving, and the journal service on top of it (`service.py`).
 
-One broker, all journals, one replica each. `Broker` knows the key space and the replicas; it answers
-`protocol.Journal` and `penstock.Local` (`wire.py`). Nothing here touches content.
-
-Shutdown, in this order: no new calls; calls under way get a moment; each replica waits for its commits, gives
-up storing and closes its files; threads end. A fragment not yet in the store is found again at the next start.
+Shutdown, in this order: reads and watches that wait end; the server stops taking calls and those under way get a
+moment; each replica waits for its commits, gives up storing and closes its files; threads end. A fragment not yet
+in the store is found again at the next start.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from datetime import timedelta
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn, cast
-
-import grpc
-import grpc.aio
+from typing import cast
 
 from penstock.base.disk import Disk
-from penstock.base.errors import PenstockError
-from penstock.journal import labels, read, validation, wire
-from penstock.journal.append import AppendMachine
+from penstock.base.errors import CorruptError, PenstockError
+from penstock.journal import batches, keys, listing, maintenance, read, replicate, validation
+from penstock.journal.append import Appending, AppendMachine
+from penstock.journal.claims import EVERYTHING, Claims
 from penstock.journal.datadir import DataDir, Version
-from penstock.journal.fragment import Codec, Fragment
+from penstock.journal.flow import FlowLimits
+from penstock.journal.fragment import Codec
+from penstock.journal.health import probe_delete
+from penstock.journal.keys import MemberId
 from penstock.journal.keyspace import LocalKeySpace
+from penstock.journal.localspool import Workshop
+from penstock.journal.metrics import Metrics
 from penstock.journal.protocol import (
+    AppendBatch,
+    AppendBatchResult,
     AppendRequest,
     AppendResponse,
     ApplyRequest,
     ApplyResponse,
     FragmentsRequest,
     FragmentsResponse,
+    FragmentStoreHealthRequest,
+    FragmentStoreHealthResponse,
     Header,
     JournalSpec,
     ListRequest,
@@ -45,235 +51,451 @@ from penstock.journal.protocol import (
     LocateResponse,
     ReadRequest,
     ReadResponse,
-    Route,
+    ReplicateRequest,
+    ReplicateResponse,
+    RollRequest,
+    RollResponse,
     Span,
     Status,
+    TrimRequest,
+    TrimResponse,
 )
-from penstock.journal.replica import Replica, Threads
-from penstock.journal.stores import FileStore
+from penstock.journal.replica import InSpool, Replica, Surroundings
+from penstock.journal.replication import equivalent
+from penstock.journal.resolver import Identity, Resolution, Resolver
+from penstock.journal.rounds import Rounds
+from penstock.journal.spoolfile import CONTENT_AT
+from penstock.journal.storeset import Stores
 from penstock.journal.tokens import ValidationError
-from penstock.journal.uncancelled import uncancelled
-from penstock.journal.wire import Context
+from penstock.journal.topology import LocalTopology
 
 log = logging.getLogger(__name__)
 
-ITEMS = "items/"
-LIST_CHUNK = 25
-MAX_RECEIVE = 4 << 20
 STORE_URL = "file:///"
-_GRACE = 2.0
+EMBEDDED = MemberId("local", "embedded")
+MAX_REPLICATION = 9
+PULSE_INTERVAL = 60.0
+FIRST_MESSAGE = 60.0
+STABLE_PULSES = 15
+"""A journal is suspended by itself only after so many pulses without a change."""
 _COMMIT_THREADS = 8
-_STORE_THREADS = 2
+_STORE_THREADS = 4
+_UPLOAD_THREADS = 8
+_READ_THREADS = 8
+_PULSES_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerOptions:
+    """How a broker differs from the embedded default."""
+
+    member: MemberId = EMBEDDED
+    file_root: Path | None = None
+    """Where `file:` stores lie; the data directory's own folder of fragments if not given."""
+    file_only: bool = False
+    stores: tuple[str, ...] = ()
+    """If any: the only stores that journals may name, watched from the start."""
+    flow: FlowLimits = field(default_factory=lambda: FlowLimits(grace=10.0))
+    max_replication: int = MAX_REPLICATION
+    first_alone: bool = False
+    """As `Appending.first_alone`; of no use where spools and store are on one disk."""
+    auto_suspend: bool = False
+    pulse_interval: float = PULSE_INTERVAL
 
 
 class Broker:
     """An open data directory. Made on the event loop that will serve it; the caller holds the lock."""
 
-    def __init__(self, directory: DataDir, version: Version, disk: Disk) -> None:
+    def __init__(
+        self, directory: DataDir, version: Version, disk: Disk, options: BrokerOptions | None = None
+    ) -> None:
         """Recover everything in the directory. Blocks until it is ready to serve."""
-        self._directory = directory
-        self._disk = disk
-        self._version = version
+        self.options = options = options or BrokerOptions()
+        self.metrics = Metrics()
+        self.directory = directory
         self._tasks: set[asyncio.Task[None]] = set()
-        self._threads = Threads(
-            commits=ThreadPoolExecutor(_COMMIT_THREADS, thread_name_prefix="commit"),
-            stores=ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix="store"),
-        )
-        self._applying = asyncio.Lock()
+        self._commits = ThreadPoolExecutor(_COMMIT_THREADS, thread_name_prefix="commit")
+        self._storing = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix="store")
+        self._uploading = ThreadPoolExecutor(_UPLOAD_THREADS, thread_name_prefix="upload")
+        self._reading = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="read")
+        self._changing = asyncio.Lock()
         self._replicas: dict[str, Replica] = {}
+        self._broken: dict[str, PenstockError] = {}
+        self._agreed: dict[str, Header] = {}
+        """Headers whose routes the assignments bear out, so that this is looked at once a revision."""
+        self._stable: Counter[str] = Counter()
+        """Pulses since a journal last changed."""
+        self._closing: dict[str, asyncio.Task[None]] = {}
+        self._waits_ended = asyncio.Event()
         self._keyspace = LocalKeySpace(disk, directory.keyspace)
         try:
-            disk.make_dirs(directory.fragments)
-            self._store = FileStore(STORE_URL, directory.fragments, disk)
-            for key, entry in self._keyspace.under(ITEMS):
-                self._open(key.removeprefix(ITEMS), JournalSpec.FromString(entry.value))
+            if options.file_root is None:
+                disk.make_dirs(directory.fragments)
+            self.stores = Stores(
+                options.file_root or directory.fragments,
+                disk,
+                self._storing,
+                self.metrics,
+                file_only=options.file_only,
+                spawn=self._spawn,
+            )
+            self._surroundings = Surroundings(
+                Workshop(disk, self._commits, self._spawn, self.metrics, lambda: time.time_ns() // 1000),
+                self.stores,
+                self._storing,
+                self._uploading,
+                lambda url: options.file_root is not None or not url.startswith("file:"),
+                self._nested,
+            )
+            self.topology = LocalTopology(self._keyspace, options.member, self._commits)
+            self.topology.settle(f"unix://localhost{directory.socket}")
+            self.resolver = Resolver(self._keyspace, _identity(options.member, version), self._replica)
+            self._appending = Appending(
+                self.resolver,
+                self._update_assignments,
+                self._update_suspend,
+                options.flow,
+                options.max_replication,
+                options.first_alone,
+                asyncio.get_running_loop().time,
+                self._commits,
+            )
+            self._refreshes = Rounds(self._refresh, _STORE_THREADS)
+            self._pulses = Rounds(self._pulse, _PULSES_AT_ONCE)
+            for journal, spec in self.topology.journals():
+                self._converge(journal, spec)
+            self._keyspace.observe(self._follow)
         except BaseException:
             self._abandon()
             raise
+        self._rounds = [
+            self._spawn(self._refreshes.run(), "refreshes"),
+            self._spawn(self._pulses.run(), "pulses"),
+        ]
+
+    async def announce(self, endpoint: str) -> None:
+        """Tell clients where they reach us; before that it is the directory's own socket."""
+        async with self._changing:
+            await self.topology.announce(endpoint)
+        for url in self.options.stores:
+            users = [replica for replica in self._replicas.values() if url in replica.spec.fragment.stores]
+            # One that only read-only journals name is another cluster's: its health is told by a listing.
+            self.stores.get(url, read_only=bool(users) and all(replica.read_only for replica in users))
+            self.stores.health(url)
+
+    def replicas(self) -> Iterable[Replica]:
+        return tuple(self._replicas.values())
 
     async def close(self) -> None:
         self.end_waits()
+        for task in self._rounds:
+            task.cancel()
+        await asyncio.gather(*self._rounds, return_exceptions=True)
+        replicas, self._replicas = self._replicas, {}
         try:
-            await asyncio.gather(*(replica.close() for replica in self._replicas.values()))
+            await asyncio.gather(*(replica.close() for replica in replicas.values()), *self._closing.values())
+            await self.stores.close()
         finally:
+            self._replicas = replicas
             self._abandon()
 
     def end_waits(self) -> None:
-        """Have reads that wait at a write head end, so that nobody else waits for them."""
+        """Have reads and watches that wait for something new end, so that nobody else waits for them."""
+        self._waits_ended.set()
         for replica in self._replicas.values():
             replica.end_waits()
 
     def _abandon(self) -> None:
         for task in self._tasks:
             task.cancel()
-        self._threads.commits.shutdown(wait=True)
-        self._threads.stores.shutdown(wait=True)
+        for threads in (self._commits, self._storing, self._uploading, self._reading):
+            threads.shutdown(wait=True)
         for replica in self._replicas.values():
             replica.abandon()
         self._keyspace.close()
 
     # The service's methods.
 
-    async def list(self, request: ListRequest, context: Context) -> AsyncIterator[ListResponse]:
-        await self._validated(context, validation.validate_list_request, request)
-        selector = labels.for_list(request.selector)
-        response = ListResponse(header=self._header())
-        for key, entry in self._keyspace.under(ITEMS):
-            spec = JournalSpec.FromString(entry.value)
-            if not labels.match(selector, labels.with_name(spec.labels, spec.name)):
-                continue
-            if len(response.journals) == LIST_CHUNK:
-                yield response
-                response = ListResponse()
-            journal = response.journals.add(
-                spec=spec, mod_revision=entry.mod_revision, create_revision=entry.create_revision
-            )
-            journal.route.CopyFrom(self._route(key.removeprefix(ITEMS)))
-        yield response
+    def list(self, request: ListRequest, claims: Claims) -> AsyncIterator[ListResponse]:
+        validation.validate_list_request(request)
+        return listing.list_journals(request, claims, self._keyspace, self.resolver, self._waits_ended)
 
-    async def apply(self, request: ApplyRequest, context: Context) -> ApplyResponse:
-        await self._validated(context, validation.validate_apply_request, request)
-        expected: dict[str, int] = {}
-        puts: list[tuple[str, bytes]] = []
-        deletes: list[str] = []
+    async def apply(self, request: ApplyRequest, claims: Claims) -> ApplyResponse:
+        validation.validate_apply_request(request)
+        names = [change.upsert.name or change.delete for change in request.changes]
         for change in request.changes:
-            name = change.upsert.name if change.HasField("upsert") else change.delete
-            key = f"{ITEMS}{name}"
-            if key in deletes or any(key == put for put, _ in puts):
-                await _refuse(context, f"{name}: two changes of one journal in one request")
-            if change.expect_mod_revision >= 0:
-                expected[key] = change.expect_mod_revision
-            if change.HasField("upsert"):
-                await self._supported(context, change.upsert)
-                puts.append((key, change.upsert.SerializeToString(deterministic=True)))
+            self._require_allowed(change, claims)
+        if len(set(names)) < len(names):
+            raise ValidationError("two changes of one journal in one request", field="Changes")
+        closing: list[asyncio.Task[None]] = []
+        async with self._settled(names):
+            applied = await self.topology.apply(request.changes)
+            response = ApplyResponse(header=self.resolver.header())
+            if applied:
+                closing = [self._closing[name] for name in names if name in self._closing]
             else:
-                deletes.append(key)
-        try:
-            # To the end, though the client may hang up: key space and replicas must say the same.
-            applied = await uncancelled(self._transact(request, expected, puts, deletes))
-        except (PenstockError, OSError) as error:
-            await _refuse(context, str(error))
-        status = Status.OK if applied else Status.ETCD_TRANSACTION_FAILED
-        return ApplyResponse(status=status, header=self._header())
+                response.status = Status.ETCD_TRANSACTION_FAILED
+        for task in closing:
+            await asyncio.shield(task)
+        return response
 
-    async def _transact(
-        self,
-        request: ApplyRequest,
-        expected: Mapping[str, int],
-        puts: Sequence[tuple[str, bytes]],
-        deletes: Sequence[str],
-    ) -> bool:
-        """One at a time: a journal deleted must have let go of its files before it is made again."""
-        async with self._applying:
-            if not self._keyspace.transact(expected, puts, deletes):
-                return False
-            for change in request.changes:
-                if change.HasField("upsert"):
-                    self._open(change.upsert.name, change.upsert)
-                else:
-                    await self._drop(change.delete)
-            return True
-
-    async def read(self, request: ReadRequest, context: Context) -> AsyncIterator[ReadResponse]:
-        await self._validated(context, validation.validate_read_request, request)
-        name = validation.split_meta(request.journal)[0]
-        replica = self._replicas.get(name)
-        if replica is None:
-            yield ReadResponse(status=Status.JOURNAL_NOT_FOUND, header=self._header())
+    async def read(
+        self, request: ReadRequest, claims: Claims, chunk: int = read.CHUNK
+    ) -> AsyncGenerator[ReadResponse, None]:
+        validation.validate_read_request(request)
+        resolution = await self.resolver.resolve(
+            request.journal,
+            claims,
+            may_proxy=not request.do_not_proxy,
+            min_revision=request.min_etcd_revision,
+            header=request.header if request.HasField("header") else None,
+        )
+        if resolution.status != Status.OK:
+            yield ReadResponse(status=resolution.status, header=resolution.header)
             return
-        try:
-            async with aclosing(read.read(request, replica, self._header(name), self._sign)) as responses:
-                async for response in responses:
-                    yield response
-        except (PenstockError, OSError) as error:
-            await _refuse(context, str(error))
+        replica = _served(resolution)
+        answers = read.read(request, replica, resolution.header, self._reading, min(chunk, read.MAX_CHUNK))
+        async with aclosing(answers):
+            async for response in answers:
+                yield response
 
-    async def append(self, requests: AsyncIterator[AppendRequest], context: Context) -> AppendResponse:
-        first = await anext(requests, None)
+    async def append(self, requests: AsyncIterator[AppendRequest], claims: Claims) -> AppendResponse:
+        try:
+            async with asyncio.timeout(FIRST_MESSAGE):
+                first = await anext(requests, None)
+        except TimeoutError:
+            raise PenstockError(f"append stream: no request came for {FIRST_MESSAGE:g} s") from None
         if first is None:
-            await _refuse(context, "append stream: unexpected EOF")
-        return await self._append(first, requests, context)
+            raise PenstockError("append stream: unexpected EOF")
+        validation.validate_append_request(first)
+        machine = AppendMachine(first, requests, self._appending, claims)
+        await machine.run()
+        return batches.response_of(machine)
 
-    async def append_whole(self, request: AppendRequest, context: Context) -> AppendResponse:
-        content = request.content
-        request.ClearField("content")
-        return await self._append(request, _stream_of(content), context)
+    async def append_whole(self, request: AppendRequest, claims: Claims) -> AppendResponse:
+        machine = batches.whole(request, self._appending, claims)
+        await machine.run()
+        return batches.response_of(machine)
 
-    async def _append(
-        self, first: AppendRequest, requests: AsyncIterator[AppendRequest], context: Context
-    ) -> AppendResponse:
-        await self._validated(context, validation.validate_append_request, first)
-        machine = AppendMachine(first, requests, self._replicas.get)
+    def appends(
+        self, requests: AsyncIterator[AppendBatch], claims: Claims
+    ) -> AsyncIterator[AppendBatchResult]:
+        return batches.appends(requests, self._appending, claims)
+
+    def replicate(
+        self, requests: AsyncIterator[ReplicateRequest], claims: Claims
+    ) -> AsyncIterator[ReplicateResponse]:
+        return replicate.replicate(requests, claims, self.resolver)
+
+    async def list_fragments(self, request: FragmentsRequest, claims: Claims) -> FragmentsResponse:
+        validation.validate_fragments_request(request)
+        resolution = await self.resolver.resolve(
+            request.journal,
+            claims,
+            may_proxy=not request.do_not_proxy,
+            header=request.header if request.HasField("header") else None,
+        )
+        if resolution.status != Status.OK:
+            return FragmentsResponse(status=resolution.status, header=resolution.header)
+        return await listing.list_fragments(request, _served(resolution), resolution.header, self._storing)
+
+    async def fragment_store_health(
+        self, request: FragmentStoreHealthRequest, claims: Claims
+    ) -> FragmentStoreHealthResponse:
+        validation.validate_fragment_store_health_request(request)
+        response = FragmentStoreHealthResponse(header=self.resolver.header())
         try:
-            await machine.run()
-        except (PenstockError, OSError) as error:
-            await _refuse(context, str(error))
-        name = validation.split_meta(first.journal)[0]
-        response = AppendResponse(status=cast("Status", machine.status), header=self._header(name))
-        response.total_chunks = machine.total_chunks
-        if machine.commit is not None:
-            response.commit.CopyFrom(machine.commit.to_proto())
-        if machine.status in (Status.OK, Status.REGISTER_MISMATCH):
-            response.registers.SetInParent()
-            response.registers.CopyFrom(machine.registers)
+            health = self.stores.health(request.fragment_store)
+            await health.first_check()
+            error = health.error or self.stores.trouble(request.fragment_store)
+            if not error and request.check_delete:
+                store = self.stores.as_used(request.fragment_store)
+                await probe_delete(store, request.check_delete_prefix)
+        except (PenstockError, OSError) as failure:
+            error = str(failure)
+        if error:
+            response.status, response.store_health_error = Status.FRAGMENT_STORE_UNHEALTHY, error
         return response
 
-    async def list_fragments(self, request: FragmentsRequest, context: Context) -> FragmentsResponse:
-        await self._validated(context, validation.validate_fragments_request, request)
-        name = validation.split_meta(request.journal)[0]
-        replica = self._replicas.get(name)
-        if replica is None:
-            return FragmentsResponse(status=Status.JOURNAL_NOT_FOUND, header=self._header())
-        response = FragmentsResponse(header=self._header(name))
-        limit = request.page_limit or 1000
-        for entry in replica.index.starting_at(request.next_page_token):
-            fragment = entry.fragment
-            if len(response.fragments) == limit:
-                response.next_page_token = fragment.begin
-                break
-            if fragment.mod_time and fragment.mod_time < request.begin_mod_time:
-                continue
-            if request.end_mod_time and not 0 < fragment.mod_time <= request.end_mod_time:
-                continue
-            listed = response.fragments.add(spec=fragment.to_proto())
-            if request.HasField("signatureTTL") and not fragment.is_local:
-                listed.signed_url = self._sign(fragment, request.signatureTTL.ToTimedelta())
-        return response
-
-    async def locate(self, request: LocateRequest, context: Context) -> LocateResponse:
-        replica = self._replicas.get(request.journal)
-        if replica is None:
-            return LocateResponse(status=Status.JOURNAL_NOT_FOUND)
+    async def locate(self, request: LocateRequest, claims: Claims) -> LocateResponse:
+        resolution = await self.resolver.resolve(request.journal, claims, may_proxy=False)
+        if resolution.status != Status.OK:
+            return LocateResponse(status=resolution.status)
+        replica = _served(resolution)
+        await replica.until_listed_once()
         response = LocateResponse(write_head=replica.write_head)
-        for fragment, file in replica.locate(request.begin, request.end):
+        for fragment, place in replica.locate(request.begin, request.end):
+            if isinstance(place, InSpool):
+                path, position = place.path, CONTENT_AT
+            elif (stored := place.store.local_path(place.path)) and fragment.codec is Codec.NONE:
+                path, position = stored, 0
+            else:
+                break  # to be read through the broker
             begin = max(fragment.begin, request.begin)
-            codec = Codec.NONE if file.spool is not None else fragment.codec
-            span = Span(begin=begin, end=min(fragment.end, request.end), path=str(file.path))
-            span.position = file.position + begin - fragment.begin
-            span.compression_codec = codec.to_proto()
+            span = Span(begin=begin, end=min(fragment.end, request.end), path=str(path))
+            span.position = position + begin - fragment.begin
+            span.compression_codec = Codec.NONE.to_proto()
             response.spans.append(span)
         return response
 
-    def _open(self, name: str, spec: JournalSpec) -> None:
-        known = self._replicas.get(name)
-        if known is not None:
-            known.spec = spec
-            return
-        self._replicas[name] = Replica(
-            spec,
-            disk=self._disk,
-            directory=self._directory.spools(name),
-            store=self._store,
-            threads=self._threads,
-            spawn=self._spawn,
-            now=lambda: time.time_ns() // 1000,
-        )
+    async def trim(self, request: TrimRequest, claims: Claims) -> TrimResponse:
+        resolution = await self._maintained(request.journal, claims)
+        if resolution.status != Status.OK:
+            return TrimResponse(status=resolution.status, header=resolution.header)
+        replica = _served(resolution)
+        if replica.read_only:
+            return TrimResponse(status=Status.NOT_ALLOWED, header=resolution.header)
+        if not 0 <= request.offset <= replica.write_head:
+            raise ValidationError(
+                f"expected 0 <= Offset <= write head ({request.offset}; write head {replica.write_head})"
+            )
+        if replica.local.fragment.length and request.offset >= replica.local.committed_end:
+            await maintenance.roll(request.journal, self._appending, claims)
+        fragments, size = await self._trim(replica, request.offset)
+        begin = replica.index.begin if len(replica.index) else replica.write_head
+        return TrimResponse(header=resolution.header, begin=begin, fragments=fragments, bytes=size)
 
-    async def _drop(self, name: str) -> None:
+    async def roll(self, request: RollRequest, claims: Claims) -> RollResponse:
+        resolution = await self._maintained(request.journal, claims)
+        status, offset = resolution.status, 0
+        if status == Status.OK:
+            status, offset = await maintenance.roll(request.journal, self._appending, claims)
+        return RollResponse(status=status, header=resolution.header, offset=offset)
+
+    # What the append machine asks for.
+
+    async def _update_assignments(self, resolution: Resolution) -> int | None:
+        route = resolution.header.route
+        if self._agreed.get(resolution.journal) is resolution.header:
+            return None
+        for _, entry in self._keyspace.under(keys.assignments_of(resolution.journal)):
+            if not equivalent(type(route).FromString(entry.value), route):
+                raise PenstockError(f"{resolution.journal}: its assignment names another route")
+        self._agreed[resolution.journal] = resolution.header
+        return None
+
+    async def _update_suspend(self, resolution: Resolution, suspend: JournalSpec.Suspend) -> int:
+        assert resolution.spec is not None
+        journal, held = resolution.journal, resolution.replica
+        # Who holds the replica must not wait until it is let go: that waits for the holder.
+        async with self._changing if held is not None else self._settled([journal]):
+            if self._replicas.get(journal) is held:
+                await self.topology.suspend(resolution.spec, suspend)
+            return self._keyspace.revision
+
+    # Journals come and go.
+
+    def _replica(self, journal: str) -> Replica | None:
+        broken = self._broken.get(journal)
+        if broken is not None:
+            raise broken
+        return self._replicas.get(journal)
+
+    def _settled(self, names: Iterable[str]) -> _Settled:
+        return _Settled(self._changing, self._closing, tuple(names))
+
+    def _follow(self, changed: Sequence[str]) -> None:
+        """Serve what the key space says from the moment it says so."""
+        for key in changed:
+            if key.startswith(keys.ITEMS):
+                journal = key.removeprefix(keys.ITEMS)
+                self._converge(journal, self.resolver.spec(journal))
+
+    def _converge(self, journal: str, spec: JournalSpec | None) -> None:
+        """Have a replica if the journal is assigned to us, and none otherwise."""
+        assigned = spec is not None and any(True for _ in self._keyspace.under(keys.assignments_of(journal)))
+        replica = self._replicas.get(journal)
+        self._stable.pop(journal, None)
+        if replica is not None and not assigned:
+            self._let_go(journal, replica)
+        elif replica is not None and spec is not None:
+            replica.respecify(spec)
+            replica.invalidate()
+            self._refreshes.add(journal, 0.0)
+        elif assigned and spec is not None:
+            self._open(journal, spec)
+
+    def _open(self, journal: str, spec: JournalSpec) -> None:
+        self._broken.pop(journal, None)
+        try:
+            self._replicas[journal] = Replica(
+                spec,
+                self.directory.spools(journal),
+                self._surroundings,
+                trimmed=self.topology.trimmed(journal),
+            )
+        except CorruptError as error:
+            # One journal that is damaged must not keep the others from being served.
+            log.error("%s: not served: %s", journal, error)
+            self._broken[journal] = error
+            return
+        self._refreshes.add(journal, 0.0)
+        self._pulses.add(journal, self.options.pulse_interval * random.random())
+
+    def _let_go(self, journal: str, replica: Replica) -> None:
         """Stop serving a journal. Its fragments and spools stay: deleting a journal deletes no data."""
-        replica = self._replicas.pop(name, None)
-        if replica is not None:
-            await replica.close()
+        del self._replicas[journal]
+        self._agreed.pop(journal, None)
+        self._refreshes.remove(journal)
+        self._pulses.remove(journal)
+        task = self._closing[journal] = self._spawn(replica.close(), f"close {journal}")
+        task.add_done_callback(lambda _: self._closing.pop(journal, None))
+
+    def _nested(self, journal: str) -> Iterable[str]:
+        return [key.removeprefix(keys.ITEMS) for key, _ in self._keyspace.under(f"{keys.ITEMS}{journal}/")]
+
+    # What is done again and again.
+
+    async def _refresh(self, journal: str) -> float | None:
+        replica = self._replicas.get(journal)
+        if replica is None:
+            return None
+        await replica.refresh()
+        if replica.listed:
+            begin = maintenance.retained_from(replica.spec, replica.index, replica.now_seconds())
+            if begin > replica.trimmed:
+                await self._trim(replica, begin)
+        seconds: float = replica.spec.fragment.refresh_interval.ToSeconds() if replica.listed else 1
+        return max(1.0, seconds) * random.uniform(0.9, 1.1)
+
+    async def _pulse(self, journal: str) -> float | None:
+        replica = self._replicas.get(journal)
+        if replica is None:
+            return None
+        self._stable[journal] += 1
+        idle = self.options.auto_suspend and self._stable[journal] > STABLE_PULSES
+        await maintenance.pulse(journal, self._appending, EVERYTHING, suspend=idle)
+        replica.park(time.monotonic())
+        return self.options.pulse_interval
+
+    async def _trim(self, replica: Replica, offset: int) -> tuple[int, int]:
+        """First what is to go is written down; then it goes. A crash between the two is finished by a refresh."""
+        async with self._changing:
+            await self.topology.trim(replica.spec.name, offset)
+        return await replica.delete_below(offset)
+
+    async def _maintained(self, journal: str, claims: Claims) -> Resolution:
+        validation.validate_request_journal(journal)
+        resolution = await self.resolver.resolve(journal, claims, require_primary=True)
+        if resolution.replica is not None:
+            await resolution.replica.until_listed_once()
+        return resolution
+
+    def _require_allowed(self, change: ApplyRequest.Change, claims: Claims) -> None:
+        from penstock.journal.auth import UnauthenticatedError
+
+        spec = change.upsert
+        if change.HasField("upsert") and not claims.allows(spec):
+            raise UnauthenticatedError(f"not authorized to {spec.name}")
+        if not change.HasField("upsert") and not claims.allows_name(change.delete):
+            raise UnauthenticatedError(f"not authorized to {change.delete}")
+        allowed = self.options.stores
+        for url in spec.fragment.stores:
+            if allowed and url not in allowed:
+                raise ValidationError(
+                    f"this broker serves the stores {', '.join(allowed)}, not {url}",
+                    field=f"{spec.name}: Stores",
+                )
 
     def _spawn(self, work: Awaitable[None], name: str) -> asyncio.Task[None]:
         task = asyncio.ensure_future(cast("Coroutine[None, None, None]", work))
@@ -287,73 +509,40 @@ class Broker:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s: %s", task.get_name(), error, exc_info=error)
 
-    def _sign(self, fragment: Fragment, ttl: timedelta) -> str:
-        return self._store.sign(fragment.content_path, ttl)
 
-    def _route(self, name: str) -> Route:
-        route = Route(primary=-1)
-        if name in self._replicas:
-            route.primary = 0
-            route.members.add(zone="local", suffix="embedded")
-            route.endpoints.append(f"unix://localhost{self._directory.socket}")
-        return route
+class _Settled:
+    """Holds the lock on the topology, once none of these journals is still being let go.
 
-    def _header(self, name: str = "") -> Header:
-        header = Header(route=self._route(name))
-        header.process_id.zone, header.process_id.suffix = "local", "embedded"
-        header.etcd.cluster_id = int(self._version.id[:15], 16) | 1
-        header.etcd.member_id = int(self._version.id[15:30], 16) | 1
-        header.etcd.revision = self._keyspace.revision
-        header.etcd.raft_term = 1
-        return header
+    The waiting is done without the lock: an append that holds a journal may need it before it can let go.
+    """
 
-    async def _validated(self, context: Context, check: object, request: object) -> None:
-        try:
-            check(request)  # type: ignore[operator]
-        except ValidationError as error:
-            await _refuse(context, str(error))
+    def __init__(
+        self, lock: asyncio.Lock, closing: dict[str, asyncio.Task[None]], names: tuple[str, ...]
+    ) -> None:
+        self._lock = lock
+        self._closing = closing
+        self._names = names
 
-    async def _supported(self, context: Context, spec: JournalSpec) -> None:
-        """What this broker cannot do it refuses when the journal is made, not when the data is there."""
-        if Codec(spec.fragment.compression_codec) is not Codec.NONE:
-            await _refuse(
-                context, f"{spec.name}: an embedded broker stores fragments uncompressed (codec NONE)"
-            )
-        if list(spec.fragment.stores) != [STORE_URL]:
-            await _refuse(context, f"{spec.name}: an embedded broker has one store, {STORE_URL}")
-        if spec.fragment.path_postfix_template:
-            await _refuse(context, f"{spec.name}: an embedded broker takes no path_postfix_template")
-        if spec.replication != 1:
-            await _refuse(context, f"{spec.name}: an embedded broker keeps one replica")
+    async def __aenter__(self) -> None:
+        while True:
+            waits = [self._closing[name] for name in self._names if name in self._closing]
+            if waits:
+                await asyncio.wait(waits)
+                continue
+            await self._lock.acquire()
+            if not any(name in self._closing for name in self._names):
+                return
+            self._lock.release()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
 
 
-async def _stream_of(content: bytes) -> AsyncIterator[AppendRequest]:
-    """What a client would have streamed after the parameters."""
-    if content:
-        yield AppendRequest(content=content)
-    yield AppendRequest()
+def _identity(member: MemberId, version: Version) -> Identity:
+    return Identity(member, int(version.id[:15], 16) | 1, int(version.id[15:30], 16) | 1)
 
 
-async def _refuse(context: Context, text: str) -> NoReturn:
-    await context.abort(grpc.StatusCode.UNKNOWN, text)
-    raise AssertionError("abort raises")
-
-
-async def serve(broker: Broker, socket: Path, ready: asyncio.Event, stop: asyncio.Event) -> None:
-    """Answer on a Unix socket that only this user can reach, until `stop`."""
-    server = grpc.aio.server(
-        options=(("grpc.max_receive_message_length", MAX_RECEIVE), ("grpc.so_reuseport", 0)),
-    )
-    wire.register(server, broker)
-    mask = os.umask(0o177)
-    try:
-        server.add_insecure_port(f"unix:{socket}")
-    finally:
-        os.umask(mask)
-    await server.start()
-    ready.set()
-    try:
-        await stop.wait()
-    finally:
-        broker.end_waits()
-        await server.stop(_GRACE)  # which also removes the socket
+def _served(resolution: Resolution) -> Replica:
+    if resolution.replica is None:
+        raise PenstockError(f"{resolution.journal}: this broker has stopped serving the journal")
+    return resolution.replica

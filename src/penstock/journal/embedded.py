@@ -17,9 +17,10 @@ from types import TracebackType
 
 from penstock.base.disk import Disk
 from penstock.base.errors import InUseError, PenstockError
-from penstock.journal.broker import Broker, serve
+from penstock.journal.broker import Broker
 from penstock.journal.client import BrokerGoneError, Client
 from penstock.journal.datadir import DataDir, Lock
+from penstock.journal.server import serve_socket
 
 _PATIENCE = 5.0
 _POLL = 0.05
@@ -86,15 +87,7 @@ class EmbeddedBroker:
         version = self.directory.create(self._disk)
         broker = Broker(self.directory, version, self._disk)
         try:
-            ready = asyncio.Event()
-            socket = self.directory.prepare_socket()
-            serving = asyncio.create_task(serve(broker, socket, ready, self._stop))
-            waiting = asyncio.create_task(ready.wait())
-            await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            if not serving.done():
-                self._ready.set()
-            await serving
+            await serve_socket(broker, self._ready.set, self._stop)
         finally:
             await broker.close()
 

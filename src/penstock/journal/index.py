@@ -116,6 +116,12 @@ class Index(Generic[P]):
         entries[start:stop] = [entry]
         return _without(payload, dropped)
 
+    def discard(self, fragment: Fragment) -> None:
+        """Take a fragment out; one that is not in the set is no error."""
+        at = bisect_left(self._entries, fragment.begin, key=_begin)
+        if at < len(self._entries) and self._entries[at].fragment == fragment:
+            del self._entries[at]
+
     def replace_remote(self, listing: Iterable[tuple[Fragment, P]]) -> list[Entry[P]]:
         """Replace everything known of the stores by a complete listing of them.
 

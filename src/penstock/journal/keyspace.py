@@ -12,14 +12,18 @@ and swapped in, on open.
 
 from __future__ import annotations
 
+import asyncio
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from penstock.base import faults
 from penstock.base.disk import Disk, DiskFile
 from penstock.base.errors import CorruptError
 
@@ -37,7 +41,9 @@ class Entry:
     mod_revision: int
 
 
-class _Transaction(msgspec.Struct, array_like=True):
+class Transaction(msgspec.Struct, array_like=True):
+    """Changes that have passed their comparisons, made at `revision`."""
+
     revision: int
     puts: list[tuple[str, bytes, int]]
     """Key, value, create revision (kept so that a rewritten file tells the same story)."""
@@ -45,14 +51,22 @@ class _Transaction(msgspec.Struct, array_like=True):
 
 
 class LocalKeySpace:
-    """An open key space. One owner; reads are plain look-ups, writes sync before they return."""
+    """An open key space. One owner; reads are plain look-ups, writes sync before they return.
+
+    `transact` blocks for the sync. Who must not block takes its three parts: `planned` and `adopt` where the key
+    space is read, `write` between them in a thread; one transaction at a time.
+    """
 
     def __init__(self, disk: Disk, path: Path) -> None:
         self._disk = disk
         self._path = path
         self._entries: dict[str, Entry] = {}
+        self._keys: list[str] = []
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self.revision = 1
-        self._observers: list[Callable[[], None]] = []
+        self._observers: list[Callable[[Sequence[str]], None]] = []
+        self._doubtful = False
+        """Whether a write failed, so that nobody knows what the file holds behind the last transaction."""
         self._file = disk.open(path, create=True)
         try:
             # Whoever wrote last may have died before its sync: what is read here must not be lost later.
@@ -67,37 +81,78 @@ class LocalKeySpace:
     def get(self, key: str) -> Entry | None:
         return self._entries.get(key)
 
-    def under(self, prefix: str) -> list[tuple[str, Entry]]:
+    def under(self, prefix: str) -> Iterator[tuple[str, Entry]]:
         """The entries whose key starts with `prefix`, in key order, as they are now."""
-        return [(key, self._entries[key]) for key in sorted(self._entries) if key.startswith(prefix)]
+        start = bisect_left(self._keys, prefix)
+        stop = bisect_left(self._keys, prefix + "\U0010ffff", lo=start)
+        return iter([(key, self._entries[key]) for key in self._keys[start:stop]])
 
-    def observe(self, changed: Callable[[], None]) -> None:
-        """Have `changed` called after every transaction that took effect."""
+    def observe(self, changed: Callable[[Sequence[str]], None]) -> None:
+        """Have `changed` called with the keys of every transaction that takes effect, before anyone else sees it."""
         self._observers.append(changed)
+
+    async def wait_for_revision(self, revision: int) -> None:
+        """Return once that revision has been applied; a future one may take for ever."""
+        while self.revision < revision:
+            waiting = (revision, asyncio.get_running_loop().create_future())
+            self._waiting.append(waiting)
+            try:
+                await waiting[1]
+            except asyncio.CancelledError:
+                with suppress(ValueError):  # the revision came at the same moment
+                    self._waiting.remove(waiting)
+                raise
 
     def transact(
         self, expected: Mapping[str, int], puts: Sequence[tuple[str, bytes]], deletes: Sequence[str]
     ) -> bool:
         """Apply all changes if each key's mod revision is as expected (0: not there); durable on True."""
+        transaction = self.planned(expected, puts, deletes)
+        if transaction is None:
+            return False
+        self.write(transaction)
+        self.adopt(transaction)
+        return True
+
+    def planned(
+        self, expected: Mapping[str, int], puts: Sequence[tuple[str, bytes]], deletes: Sequence[str]
+    ) -> Transaction | None:
+        """The transaction that makes these changes, or None if a key's mod revision is not as expected."""
         for key, revision in expected.items():
             entry = self._entries.get(key)
             if (entry.mod_revision if entry else 0) != revision:
-                return False
+                return None
         revision = self.revision + 1
         made = [(key, value, self._created(key, revision)) for key, value in puts]
-        transaction = _Transaction(revision, made, [key for key in deletes if key in self._entries])
+        return Transaction(revision, made, [key for key in deletes if key in self._entries])
+
+    def write(self, transaction: Transaction) -> None:
+        """Make the next transaction durable; it has no effect before `adopt`. Blocks.
+
+        After one that failed, the file is written anew first: a disk that was full may have room by now.
+        """
         encoded = _encode(transaction)
-        try:
+        with faults.step("transact"):
+            if self._doubtful:
+                self._rewrite()
+            self._doubtful = True
             self._file.write_at(encoded, self._end)
             self._file.sync()
-        except OSError:
-            self._file.truncate(self._end)
-            raise
+            self._doubtful = False
         self._end += len(encoded)
+
+    def adopt(self, transaction: Transaction) -> None:
+        """Let everyone see a transaction that is durable."""
         self._apply(transaction)
+        keys = [*(key for key, _, _ in transaction.puts), *transaction.deletes]
         for changed in self._observers:
-            changed()
-        return True
+            changed(keys)
+        waiting, self._waiting = self._waiting, []
+        for wanted, future in waiting:
+            if wanted > self.revision:
+                self._waiting.append((wanted, future))
+            elif not future.done():
+                future.set_result(None)
 
     def close(self) -> None:
         self._file.close()
@@ -106,12 +161,15 @@ class LocalKeySpace:
         entry = self._entries.get(key)
         return entry.create_revision if entry else revision
 
-    def _apply(self, transaction: _Transaction) -> None:
+    def _apply(self, transaction: Transaction) -> None:
         self.revision = transaction.revision
         for key, value, created in transaction.puts:
+            if key not in self._entries:
+                insort(self._keys, key)
             self._entries[key] = Entry(value, created, transaction.revision)
         for key in transaction.deletes:
-            self._entries.pop(key, None)
+            if self._entries.pop(key, None) is not None:
+                del self._keys[bisect_left(self._keys, key)]
 
     def _load(self, file: DiskFile) -> int:
         content = file.read_at(file.size(), 0)
@@ -121,7 +179,7 @@ class LocalKeySpace:
             if body is None:
                 self._cut(file, content, position)
                 break
-            self._apply(msgspec.msgpack.decode(body, type=_Transaction))
+            self._apply(msgspec.msgpack.decode(body, type=Transaction))
             position += _HEAD.size + len(body)
         return position
 
@@ -139,19 +197,22 @@ class LocalKeySpace:
 
     def _rewrite_if_mostly_history(self) -> None:
         live = sum(len(key) + len(entry.value) + 16 for key, entry in self._entries.items())
-        if self._end < _REWRITE_ABOVE or self._end < 4 * live:
-            return
+        if self._end >= _REWRITE_ABOVE and self._end >= 4 * live:
+            self._rewrite()
+
+    def _rewrite(self) -> None:
+        """Put a file beside ours that tells what is true now, and swap it in."""
         by_revision: dict[int, list[tuple[str, bytes, int]]] = {self.revision: []}
         for key, entry in self._entries.items():
             by_revision.setdefault(entry.mod_revision, []).append((key, entry.value, entry.create_revision))
-        content = b"".join(_encode(_Transaction(rev, by_revision[rev], [])) for rev in sorted(by_revision))
-        self._file.close()
+        content = b"".join(_encode(Transaction(rev, by_revision[rev], [])) for rev in sorted(by_revision))
         self._disk.replace_file(self._path, content)
+        self._file.close()
         self._file = self._disk.open(self._path)
         self._end = len(content)
 
 
-def _encode(transaction: _Transaction) -> bytes:
+def _encode(transaction: Transaction) -> bytes:
     body = msgspec.msgpack.encode(transaction)
     return _HEAD.pack(len(body), zlib.crc32(body)) + body
 

@@ -1,40 +1,55 @@
 """Reads of committed bytes (reference 20, "Read"): a metadata message, then chunks, a fragment at a time.
 
-A blocking read waits at the write head for the next commit. A read that meets a gap at the front of the
-journal jumps over it: what was there has been deleted. Reads of a journal that is let go end without an error,
-at a shutdown only those that wait: the others are nearly done.
+A blocking read waits at the write head for the next commit. A read below what has been deleted jumps forward.
+Reads of a journal that is let go end without an error, at a shutdown only those that wait: the others are nearly
+done. Bytes are fetched in threads, a block at a time and no further ahead than that, so that a slow reader costs a
+block, and a slow store holds up nobody else.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import AsyncGenerator, Generator
+from concurrent.futures import Executor
+from contextlib import closing
 from datetime import timedelta
 
-from penstock.base.errors import CorruptError
-from penstock.journal.fragment import Fragment
+from penstock.base.errors import CorruptError, PenstockError
+from penstock.journal import codecs
+from penstock.journal.fragment import Codec, Fragment
 from penstock.journal.protocol import Header, ReadRequest, ReadResponse, Status
-from penstock.journal.replica import LocalFile, Replica
+from penstock.journal.replica import InSpool, InStore, Place, Replica
+from penstock.journal.spoolfile import CONTENT_AT
+from penstock.journal.uncancelled import uncancelled
 
 CHUNK = 32736
+"""Content of one message, unless the client says that it takes more."""
+MAX_CHUNK = 1 << 20
+BLOCK = 1 << 20
 JUMP_AGE = 6 * 3600
+_SMALL = 1 << 16
 _URL_LIFE = timedelta(minutes=1)
 _O_WRONLY = 2
 
 
 async def read(
-    request: ReadRequest, replica: Replica, header: Header, sign: Callable[[Fragment, timedelta], str]
+    request: ReadRequest, replica: Replica, header: Header, threads: Executor, chunk: int = CHUNK
 ) -> AsyncGenerator[ReadResponse, None]:
     """The answer to one Read of a journal that resolved to us."""
     if replica.spec.flags == _O_WRONLY:
         yield ReadResponse(status=Status.NOT_ALLOWED, header=header)
         return
+    await replica.until_listed_once()
+    if request.offset == -1 and not request.block:
+        _require_listed(replica)
     offset = replica.write_head if request.offset == -1 else request.offset
     first = True
     while not replica.closed:
         changed = replica.changed()
-        found = _find(replica, offset, request.begin_mod_time)
+        if not len(replica.index):
+            offset = max(offset, replica.trimmed)
+        found = find(replica, offset, request.begin_mod_time)
         if found is None and request.block:
             if replica.waits_ended:
                 return
@@ -45,33 +60,44 @@ async def read(
             response.header.CopyFrom(header)
             first = False
         if found is None:
+            _require_listed(replica)
             response.status = Status.OFFSET_NOT_YET_AVAILABLE
             yield response
             return
-        offset, fragment, file = found
+        offset, fragment, place = found
         response.offset = offset
         response.fragment.CopyFrom(fragment.to_proto())
-        if not fragment.is_local:
-            response.fragment_url = sign(fragment, _URL_LIFE)
+        if not isinstance(place, InSpool):
+            response.fragment_url = await signed(place, _URL_LIFE, threads)
         yield response
         if request.metadata_only or (request.end_offset and offset >= request.end_offset):
             return
         if request.do_not_proxy and not fragment.is_local:
             return
         stop = min(fragment.end, request.end_offset) if request.end_offset else fragment.end
-        with _opened(file) as chunk_at:
-            while offset < stop:
-                content = chunk_at(min(CHUNK, stop - offset), offset - fragment.begin)
-                if not content:
-                    break  # the file was let go under us: the fragment is in the store by now
-                yield ReadResponse(offset=offset, content=content)
-                offset += len(content)
-                await asyncio.sleep(0)
+        try:
+            async for content in contents(fragment, place, offset, stop, threads):
+                for at in range(0, len(content), chunk):
+                    piece = content if len(content) <= chunk else content[at : at + chunk]
+                    yield ReadResponse(offset=offset, content=piece)
+                    offset += len(piece)
+        except FileNotFoundError:
+            if fragment.end > replica.trimmed:
+                raise
         if request.end_offset and offset >= request.end_offset:
             return
 
 
-def _find(replica: Replica, offset: int, begin_mod_time: int) -> tuple[int, Fragment, LocalFile] | None:
+def _require_listed(replica: Replica) -> None:
+    """Nobody is told that there is nothing while we do not know what there is."""
+    if not replica.listed and not replica.closed and replica.listing_error:
+        raise PenstockError(
+            f"{replica.spec.name}: what its stores hold is not known: {replica.listing_error}",
+            hint="see to the store; it is tried again all the time",
+        )
+
+
+def find(replica: Replica, offset: int, begin_mod_time: int = 0) -> tuple[int, Fragment, Place] | None:
     """The fragment to read from, and the offset there; None if nothing is committed at `offset` yet."""
     while True:
         entry, covered = replica.index.lookup(offset)
@@ -79,8 +105,7 @@ def _find(replica: Replica, offset: int, begin_mod_time: int) -> tuple[int, Frag
             return None
         fragment = entry.fragment
         if not covered:
-            is_first = fragment.begin == replica.index.begin
-            if fragment.is_local or not (is_first or _age(replica, fragment) > JUMP_AGE):
+            if not _may_jump(replica, offset, fragment):
                 return None
             offset = fragment.begin
         if begin_mod_time and not fragment.is_local and fragment.mod_time < begin_mod_time:
@@ -89,33 +114,98 @@ def _find(replica: Replica, offset: int, begin_mod_time: int) -> tuple[int, Frag
         return offset, fragment, entry.payload
 
 
-def _age(replica: Replica, fragment: Fragment) -> int:
-    return replica.now_seconds() - fragment.mod_time
+def _may_jump(replica: Replica, offset: int, fragment: Fragment) -> bool:
+    """Whether what is missing before a fragment will stay missing: trimmed, or gone from the stores for good."""
+    if offset < replica.trimmed and fragment.begin <= replica.trimmed:
+        return True
+    if fragment.is_local:
+        return False
+    return fragment.begin == replica.index.begin or replica.now_seconds() - fragment.mod_time > JUMP_AGE
 
 
-@contextmanager
-def _opened(file: LocalFile) -> Iterator[Callable[[int, int], bytes]]:
-    """A reader of (size, position in the fragment) that returns nothing once the file has gone."""
-    if file.spool is not None:
-        spool = file.spool
+async def contents(
+    fragment: Fragment, place: Place, begin: int, end: int, threads: Executor
+) -> AsyncGenerator[bytes, None]:
+    """The bytes [begin, end) of a fragment, in blocks; fewer if its spool file has gone meanwhile.
 
-        def from_spool(size: int, position: int) -> bytes:
-            return b"" if spool.closed else spool.read(size, position)
-
-        yield from_spool
+    Whoever gets fewer looks the fragment up again: it is in the store by then.
+    """
+    if isinstance(place, InSpool) and end - begin <= _SMALL:
+        # Just committed, so in memory: not worth a thread.
+        content = _spooled(place, begin - fragment.begin, end - begin)
+        if content:
+            yield content
         return
-    with file.path.open("rb", buffering=0) as stored:
+    loop = asyncio.get_running_loop()
+    blocks = (
+        _spool_blocks(place, fragment, begin, end)
+        if isinstance(place, InSpool)
+        else _store_blocks(place, fragment, begin, end)
+    )
+    ahead = loop.run_in_executor(threads, next, blocks, b"")
+    try:
+        while block := await uncancelled(ahead):
+            ahead = loop.run_in_executor(threads, next, blocks, b"")
+            yield block
+    finally:
+        await asyncio.wait((ahead,))
+        blocks.close()
 
-        def from_store(size: int, position: int) -> bytes:
-            stored.seek(file.position + position)
-            content = stored.read(size)
-            if not content:
-                raise CorruptError(
-                    "the file ends here, before the fragment it is named after",
-                    where=str(file.path),
-                    position=file.position + position,
-                    hint="the disk lost bytes it had confirmed; restore the file from a copy",
-                )
-            return content
 
-        yield from_store
+def _spooled(place: InSpool, position: int, size: int) -> bytes:
+    """Bytes of a spool's content; none if the file has gone."""
+    try:
+        with place.path.open("rb", buffering=0) as file:
+            return os.pread(file.fileno(), size, CONTENT_AT + position)
+    except FileNotFoundError:
+        return b""
+
+
+def _spool_blocks(place: InSpool, fragment: Fragment, begin: int, end: int) -> Generator[bytes, None, None]:
+    try:
+        file = place.path.open("rb", buffering=0)
+    except FileNotFoundError:
+        return
+    with file:
+        position, stop = begin - fragment.begin, end - fragment.begin
+        while position < stop:
+            block = os.pread(file.fileno(), min(BLOCK, stop - position), CONTENT_AT + position)
+            if not block:
+                raise _short(str(place.path), CONTENT_AT + position)
+            yield block
+            position += len(block)
+
+
+def _store_blocks(place: InStore, fragment: Fragment, begin: int, end: int) -> Generator[bytes, None, None]:
+    """Without a codec the store is asked for the bytes themselves, otherwise for all up to them."""
+    skip, size = begin - fragment.begin, end - begin
+    if fragment.codec is Codec.NONE:
+        raw, skip = place.store.open(place.path, position=skip), 0
+    else:
+        raw = codecs.decompressed(fragment.codec, place.store.open(place.path))
+    with closing(raw) as file:
+        while skip:
+            skipped = file.read(min(BLOCK, skip))
+            if not skipped:
+                raise _short(place.path, begin - fragment.begin - skip)
+            skip -= len(skipped)
+        while size:
+            block = file.read(min(BLOCK, size))
+            if not block:
+                raise _short(place.path, end - fragment.begin - size)
+            yield block
+            size -= len(block)
+
+
+def _short(where: str, position: int) -> CorruptError:
+    return CorruptError(
+        "the content ends here, before the fragment it is named after",
+        where=where,
+        position=position,
+        hint="what holds it lost bytes it had confirmed; restore the file from a copy",
+    )
+
+
+async def signed(place: InStore, ttl: timedelta, threads: Executor) -> str:
+    """A URL for a stored fragment. Signing may ask a service for credentials, so it is done in a thread."""
+    return await asyncio.get_running_loop().run_in_executor(threads, place.store.sign, place.path, ttl)

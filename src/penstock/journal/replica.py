@@ -1,175 +1,225 @@
-"""A journal at this broker: its spool, its index, and the one place where commits become durable.
+"""A journal at this broker: its spool, the index of its fragments, and the two things that one append owns at a time.
 
-Appends adopt their content one after another under `pipeline`, then wait in `durable`. Group commit: while
-one sync is under way others adopt; the next sync serves them all. Readers learn of bytes only when they are
-durable. A fragment that has grown long enough is closed: the next spool file is made durable first, since it
-carries the registers; then the old one is put into the store, and only then removed.
-
-On the event loop's thread except where a call says that it blocks. What blocks runs in one of two pools of
-threads, so that a store that is slow holds no commit up; and since a thread cannot be cancelled, a cancelled
-task waits for its end (`uncancelled`): nobody finds a file still being written by someone who has gone.
+A replica lives while the journal is assigned to the broker. What a crash left is recovered when it is made. Closed
+fragments are put into the journal's first store, however long that takes, and only then removed from the disk;
+nothing waits for that. The stores are listed when the broker asks for it (`refresh`); readers see the union.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from penstock.base import faults
-from penstock.base.disk import Buffer, Disk
+from penstock.base.disk import Disk
 from penstock.base.errors import PenstockError
+from penstock.journal import codecs, postfix
+from penstock.journal.flow import MaximumRate
 from penstock.journal.fragment import Codec, Fragment, parse_path
 from penstock.journal.index import Index
-from penstock.journal.protocol import JournalSpec, LabelSet
-from penstock.journal.spool import Outcome, Spool, empty_fragment
-from penstock.journal.spoolfile import CONTENT_AT, SUFFIX, SpoolFile, require_fitting
-from penstock.journal.stores import FileStore
+from penstock.journal.localspool import JournalFailedError, LocalSpool, Workshop
+from penstock.journal.protocol import JournalSpec
+from penstock.journal.replication import Pipeline
+from penstock.journal.slots import Slot
+from penstock.journal.spool import Spool
+from penstock.journal.spoolfile import SpoolFile, committed_content
+from penstock.journal.stores import FragmentStore, Listed
 from penstock.journal.tokens import ValidationError
 from penstock.journal.uncancelled import uncancelled
 
 log = logging.getLogger(__name__)
 
 _RETRY_DELAYS = (0.1, 1.0, 5.0, 30.0)
+_O_RDONLY = 1
+_PARK_AFTER = 30.0
 
 
-class JournalFailedError(PenstockError):
-    """A sync failed; what is on the disk is unknown until the journal is recovered by a restart."""
+class StoreHealth(Protocol):
+    """What is known of a store: whether it was checked, and what is wrong with it."""
+
+    checked: bool
+    error: str
+    failures: int
+    """Checks in a row that failed."""
+
+    def changed(self) -> asyncio.Event: ...
+
+
+class StoreSet(Protocol):
+    """The stores of a broker, by URL."""
+
+    def get(self, url: str, *, read_only: bool = False) -> FragmentStore: ...
+
+    def health(self, url: str) -> StoreHealth: ...
+
+    def note(self, url: str, trouble: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Threads:
-    """Where blocking calls run: `commits` are what appends wait for, `stores` what nobody does."""
+class Surroundings:
+    """What the replicas of one broker share."""
 
-    commits: Executor
-    stores: Executor
+    shop: Workshop
+    stores: StoreSet
+    store_threads: Executor
+    """For listing, which appends may wait for."""
+    upload_threads: Executor
+    """For putting fragments into stores, which nobody waits for."""
+    watched: Callable[[str], bool]
+    """Whether the health of a store is to be watched: not if it is on the disk that the spools are on."""
+    nested: Callable[[str], Iterable[str]]
+    """The journals whose names continue a journal's name, as in `a/b` and `a/b/c`."""
 
 
 @dataclass(frozen=True, slots=True)
-class LocalFile:
-    """Where a fragment's bytes lie: in a file, from `position` on."""
+class InSpool:
+    """Bytes of a fragment in a spool file, uncompressed, behind the commit records."""
 
     path: Path
-    position: int
-    spool: SpoolFile | None
 
 
-class Spawn(Protocol):
-    """Starts a task that the broker owns and ends."""
+@dataclass(frozen=True, slots=True)
+class InStore:
+    """Bytes of a fragment in a store, as its codec has it."""
 
-    def __call__(self, work: Awaitable[None], name: str) -> asyncio.Task[None]: ...
+    store: FragmentStore
+    path: str
+
+
+Place = InSpool | InStore
 
 
 class Replica:
-    """One journal. `pipeline` is held by the append that is streaming."""
+    """One journal. `pipeline` belongs to the owner of `pipeline_slot`, the spool to that of `spool_slot`."""
+
+    __slots__ = (
+        "_changed",
+        "_leftovers",
+        "_persisting",
+        "_respecified",
+        "_since_listing",
+        "_unpersisted",
+        "_with",
+        "attempted",
+        "closed",
+        "index",
+        "listed",
+        "listing_error",
+        "local",
+        "pipeline",
+        "pipeline_slot",
+        "rate",
+        "spec",
+        "spool_slot",
+        "trimmed",
+        "waits_ended",
+    )
 
     def __init__(
-        self,
-        spec: JournalSpec,
-        *,
-        disk: Disk,
-        directory: Path,
-        store: FileStore,
-        threads: Threads,
-        spawn: Spawn,
-        now: Callable[[], int],
+        self, spec: JournalSpec, directory: Path, surroundings: Surroundings, *, trimmed: int = 0
     ) -> None:
-        """Recover the journal from its directory and the store. Blocks."""
+        """Recover the journal's spools from their directory. Blocks."""
         self.spec = spec
-        self.pipeline = asyncio.Lock()
-        self.index: Index[LocalFile] = Index()
-        self._disk = disk
-        self._directory = directory
-        self._store = store
-        self._threads = threads
-        self._spawn = spawn
-        self._now = now
-        self._file: SpoolFile | None = None
-        self._first_append = 0
-        self._failure: BaseException | None = None
-        self._adopted = 0
-        self._durable = 0
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        self._flushing = False
-        self._changed = asyncio.Event()
-        self._unpersisted: list[SpoolFile] = []
-        self._persisting: set[asyncio.Task[None]] = set()
+        self.index: Index[Place] = Index()
+        self.spool_slot = Slot()
+        self.pipeline_slot = Slot()
+        self.pipeline: Pipeline | None = None
+        self.rate = MaximumRate()
+        self.trimmed = trimmed
+        """Everything below has been deleted on purpose."""
         self.closed = False
         """No append is accepted any more, and reads end."""
         self.waits_ended = False
-        self.spool = Spool(empty_fragment(spec.name, 0, self.codec), LabelSet(), self)
-        self._recover()
+        self.listed = not spec.fragment.stores
+        """Whether the stores have been listed: before that, nobody knows where the journal ends."""
+        self.attempted = self.listed
+        """Whether they have been tried at least."""
+        self.listing_error = ""
+        self._with = surroundings
+        self._changed: asyncio.Event | None = None
+        self._respecified: asyncio.Event | None = None
+        self._unpersisted: list[SpoolFile] = []
+        self._persisting: set[asyncio.Task[None]] = set()
+        self._since_listing: list[tuple[Fragment, Place]] = []
+        self._leftovers: list[Place] = []
+        self.local = LocalSpool(spec.name, directory, surroundings.shop, self)
+
+    @property
+    def spool(self) -> Spool:
+        return self.local.spool
 
     @property
     def codec(self) -> Codec:
         return Codec(self.spec.fragment.compression_codec)
 
     @property
+    def read_only(self) -> bool:
+        """Whether the store is another cluster's, to be read and never to be written."""
+        return self.spec.flags == _O_RDONLY
+
+    @property
     def write_head(self) -> int:
         """One past the last committed byte."""
-        committed = self._file.fragment.end if self._file else 0
-        return max(committed, self.index.end)
+        return max(self.local.committed_end, self.index.end)
+
+    @property
+    def unpersisted(self) -> list[Fragment]:
+        """Fragments that are in no store yet, the one under construction included."""
+        building = [self.local.fragment] if self.local.fragment.length else []
+        return [*(file.fragment for file in self._unpersisted), *building]
 
     def now_seconds(self) -> int:
-        return self._now() // 1_000_000
+        return self._with.shop.now() // 1_000_000
 
-    # What appends do, in this order, holding `pipeline`.
+    def health(self) -> StoreHealth | None:
+        """Of the store that fragments go to; None if there is none to be watched, or none that is ours to write to."""
+        if not self.spec.fragment.stores or self.read_only:
+            return None
+        url = self.spec.fragment.stores[0]
+        return self._with.stores.health(url) if self._with.watched(url) else None
 
-    async def prepare(self) -> None:
-        """Make the spool ready for content: close a fragment that is long enough, make the first file."""
-        if self._failure is not None:
-            raise JournalFailedError(
-                f"{self.spec.name}: a sync failed ({self._failure}); nothing more is accepted",
-                hint="see to the disk, then restart the broker",
-            )
-        if self._file is None or self._is_due():
-            await self.durable()
-            await uncancelled(self._roll())
+    # What the spool tells.
 
-    def write(self, content: Buffer, position: int) -> None:
-        """The spool's storage: the file of the fragment under construction."""
-        assert self._file is not None
-        self._file.write(content, position)
+    def committed(self, fragment: Fragment, file: SpoolFile) -> None:
+        """Let readers see what has become durable."""
+        self.index.add(fragment, InSpool(file.path))
+        self._notify()
 
-    def adopt(self, registers: LabelSet) -> int:
-        """Commit the streamed content in memory; durable once `durable` returns for the ticket."""
-        require_fitting(self.spec.name, registers)
-        if not self.spool.fragment.length:
-            self._first_append = self._now()
-        outcome = self.spool.propose(self.spool.next(), registers)
-        assert outcome is Outcome.COMMITTED
-        self._adopted += 1
-        if not self._flushing:
-            self._flushing = True
-            self._spawn(self._flush(), f"flush {self.spec.name}")
-        return self._adopted
-
-    # What appends do next, having given `pipeline` back.
-
-    async def durable(self, ticket: int | None = None) -> None:
-        """Wait until the adopted commit of this ticket (by default: all there are) is on stable storage."""
-        ticket = self._adopted if ticket is None else ticket
-        if ticket <= self._durable:
+    def completed(self, file: SpoolFile) -> None:
+        """Put a closed fragment into the store."""
+        if file.fragment.end <= self.trimmed:
+            self.index.discard(file.fragment)
+            self._with.shop.disk.remove(file.path)
             return
-        if self._failure is not None:
-            raise JournalFailedError(f"{self.spec.name}: the sync failed: {self._failure}")
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.append((ticket, future))
-        await future
+        self._with.shop.metrics.spools_completed += 1
+        self._unpersisted.append(file)
+        task = self._with.shop.spawn(self._persist(file), f"persist {self.spec.name}")
+        self._persisting.add(task)
+        task.add_done_callback(self._persisting.discard)
 
     # What readers do.
 
     def changed(self) -> asyncio.Event:
-        """Set at the next commit. Take it before looking at the index."""
+        """Set at the next change of the index. Take it before looking."""
+        if self._changed is None:
+            self._changed = asyncio.Event()
         return self._changed
 
-    def locate(self, begin: int, end: int) -> Iterator[tuple[Fragment, LocalFile]]:
+    async def until_listed_once(self) -> None:
+        """Wait for the first listing of the stores to have succeeded or failed."""
+        while not self.attempted and not self.closed and not self.waits_ended:
+            await self.changed().wait()
+
+    def locate(self, begin: int, end: int) -> Iterator[tuple[Fragment, Place]]:
         """The fragments that hold [begin, end), in order, up to the first gap."""
         position = begin
         while position < end:
@@ -179,18 +229,121 @@ class Replica:
             yield entry.fragment, entry.payload
             position = entry.fragment.end
 
+    # What the broker does.
+
+    def respecify(self, spec: JournalSpec) -> None:
+        """The spec has changed. New stores have to be listed before the next append."""
+        if list(spec.fragment.stores) != list(self.spec.fragment.stores):
+            self.listed = self.attempted = not spec.fragment.stores
+        self.spec = spec
+        if self._respecified is not None:
+            self._respecified.set()
+            self._respecified = None
+        self._notify()
+
+    async def refresh(self) -> None:
+        """List the stores, and take that for all that is in them. An error is kept, and told by the next append."""
+        urls = list(self.spec.fragment.stores)
+        since: list[tuple[Fragment, Place]] = []
+        self._since_listing = since
+        loop = asyncio.get_running_loop()
+        url = ""
+        try:
+            found: list[tuple[Fragment, Place]] = []
+            for url in urls:
+                store = self._with.stores.get(url, read_only=self.read_only)
+                listing = loop.run_in_executor(self._with.store_threads, _list, store, self.spec.name)
+                found += [(fragment, place) for fragment, place in self._fragments(store, await listing)]
+        except (PenstockError, OSError) as error:
+            self.listing_error = str(error)
+            self._with.stores.note(url, self.listing_error)
+            log.warning("%s: cannot list its stores: %s", self.spec.name, error)
+        else:
+            if urls == list(self.spec.fragment.stores):
+                self.listing_error = ""
+                self._take_listing([*found, *since])
+                self.listed = True
+                self._note_success(urls)
+        self.attempted = True
+        self._notify()
+        await self._remove_leftovers()
+
+    def _note_success(self, urls: Iterable[str]) -> None:
+        """A listing says nothing about uploads that fail."""
+        for url in urls:
+            if not self._persisting:
+                self._with.stores.note(url, "")
+
+    def _take_listing(self, listing: list[tuple[Fragment, Place]]) -> None:
+        """What lies below the trim point is not part of the journal, whatever the store still has."""
+        self.index.replace_remote(listed for listed in listing if listed[0].end > self.trimmed)
+        self._leftovers = [place for fragment, place in listing if fragment.end <= self.trimmed]
+
+    async def _remove_leftovers(self) -> None:
+        """Finish what an interrupted trim began."""
+        leftovers, self._leftovers = self._leftovers, []
+        if self.read_only:
+            return
+        for place in leftovers:
+            assert isinstance(place, InStore)
+            try:
+                await self._remove(place)
+            except OSError as error:
+                log.warning("%s: cannot remove %s yet: %s", self.spec.name, place.path, error)
+
+    async def _remove(self, place: InStore) -> None:
+        loop = asyncio.get_running_loop()
+        remove = partial(place.store.remove, place.path)
+        await uncancelled(loop.run_in_executor(self._with.store_threads, remove))
+
+    async def delete_below(self, offset: int) -> tuple[int, int]:
+        """Delete the fragments that end at or below an offset, whose trim point is durable already.
+
+        Returns how many, and their bytes. What a failure leaves behind goes at the next refresh.
+        """
+        self.trimmed = max(self.trimmed, offset)
+        fragments = size = 0
+        while (entry := self.index.lookup(0)[0]) is not None and entry.fragment.end <= offset:
+            fragment, place = entry.fragment, entry.payload
+            with faults.step("trim"):
+                if isinstance(place, InSpool) and not self._drop_unpersisted(place.path):
+                    break  # under construction
+                self.index.discard(fragment)
+                self._notify()
+                if isinstance(place, InStore):
+                    await self._remove(place)
+            fragments, size = fragments + 1, size + fragment.length
+        return fragments, size
+
+    def park(self, now: float) -> None:
+        """Hold no descriptor for a journal that nobody writes to."""
+        if now - self.local.used > _PARK_AFTER and self.local.path is not None:
+            self.local.park()
+
     def end_waits(self) -> None:
         """Have reads end where they would wait for a commit, now and from now on."""
         self.waits_ended = True
+        self._notify()
+
+    def invalidate(self) -> None:
+        """What an append resolved may no longer hold: have those that wait resolve again."""
+        self.pipeline_slot.wake()
+        self.spool_slot.wake()
         self._notify()
 
     async def close(self) -> None:
         """Let the journal go: refuse what is not adopted yet, wait for what is, end reads, close the files."""
         self.closed = True
         self.end_waits()
-        async with self.pipeline:
-            with suppress(JournalFailedError):
-                await self.durable()
+        self.pipeline_slot.close()
+        self.spool_slot.close()
+        await self.pipeline_slot.drained()
+        if self.pipeline is not None:
+            self.pipeline.close()
+            self.pipeline = None
+        await self.spool_slot.drained()
+        with suppress(JournalFailedError):
+            await self.local.durable()
         for task in self._persisting:
             task.cancel()
         await asyncio.gather(*self._persisting, return_exceptions=True)
@@ -198,165 +351,120 @@ class Replica:
 
     def abandon(self) -> None:
         """Close the files, and nothing else. Everything acknowledged is durable already."""
-        for file in (self._file, *self._unpersisted):
-            if file is not None:
-                file.close()
-
-    async def _flush(self) -> None:
-        """Group commit: one sync for all that have adopted since the last one."""
-        loop = asyncio.get_running_loop()
-        try:
-            while self._durable < self._adopted:
-                file, ticket, fragment = self._file, self._adopted, self.spool.fragment
-                assert file is not None
-                registers, first_append = self.spool.registers, self._first_append
-                commit = partial(file.commit, fragment, registers, first_append)
-                await loop.run_in_executor(self._threads.commits, commit)
-                self._durable = ticket
-                self._publish(fragment, file)
-                self._wake(ticket, None)
-        except BaseException as error:
-            self._failure = error
-            log.error("%s: sync failed: %r", self.spec.name, error)
-            self._wake(self._adopted, JournalFailedError(f"{self.spec.name}: the sync failed: {error}"))
-            if not isinstance(error, Exception):
-                raise
-        finally:
-            self._flushing = False
-
-    def _wake(self, ticket: int, error: Exception | None) -> None:
-        waiting, self._waiting = self._waiting, []
-        for wanted, future in waiting:
-            if wanted > ticket:
-                self._waiting.append((wanted, future))
-            elif future.cancelled():
-                continue
-            elif error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-    def _publish(self, fragment: Fragment, file: SpoolFile) -> None:
-        """Let readers see a fragment that has become durable."""
-        self.index.add(fragment, LocalFile(file.path, CONTENT_AT, file))
-        self._notify()
+        self.local.abandon()
 
     def _notify(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
-    def _is_due(self) -> bool:
-        """Whether the fragment is to be closed before more is added (reference 14, "When a fragment rolls")."""
-        fragment = self.spool.fragment
-        if fragment.end < self.index.end:
-            return True  # the store reaches further, and the append says that it knows: the head was reset
-        if not fragment.length:
-            return fragment.codec is not self.codec
-        interval = self.spec.fragment.flush_interval.ToSeconds()
-        aged = bool(interval) and (
-            self._first_append // 1_000_000 // interval != self._now() // 1_000_000 // interval
-        )
-        return fragment.length > self.spec.fragment.length or aged
-
-    async def _roll(self) -> None:
-        """Begin the next fragment. The old spool file stays until the store has its content."""
-        loop = asyncio.get_running_loop()
-        started = empty_fragment(self.spec.name, max(self.spool.end, self.index.end), self.codec)
-        creating = loop.run_in_executor(
-            self._threads.commits, self._create_file, started, self.spool.registers
-        )
-        file = await creating
-        old, self._file = self._file, file
-        self.spool = self.spool.rolled(started, self.spool.registers, self)
-        self._first_append = 0
-        if old is None:
-            return
-        if old.fragment.length:
-            self._persist_later(old)
-        else:
-            old.close()
-            if old.path != file.path:
-                self._disk.remove(old.path)
-
-    def _persist_later(self, file: SpoolFile) -> None:
-        self._unpersisted.append(file)
-        task = self._spawn(self._persist(file), f"persist {self.spec.name}")
-        self._persisting.add(task)
-        task.add_done_callback(self._persisting.discard)
-
-    def _create_file(self, fragment: Fragment, registers: LabelSet) -> SpoolFile:
-        self._disk.make_dirs(self._directory)
-        return SpoolFile.create(self._disk, self._directory, fragment, registers)
+    def _drop_unpersisted(self, path: Path) -> bool:
+        """Remove a closed spool file that is not wanted in the store any more; its task finds it gone."""
+        for file in self._unpersisted:
+            if file.path == path:
+                self._unpersisted.remove(file)
+                with suppress(FileNotFoundError):
+                    self._with.shop.disk.remove(path)
+                return True
+        return False
 
     async def _persist(self, file: SpoolFile) -> None:
         """Put a closed fragment into the store, however long that takes; then let its file go."""
-        loop = asyncio.get_running_loop()
-        for attempt in range(1 << 30):
+        attempt = 0
+        while file in self._unpersisted:
             try:
-                await uncancelled(loop.run_in_executor(self._threads.stores, self._put, file))
-                break
-            except OSError as error:
+                stored = await self._put(file)
+            except (PenstockError, OSError) as error:
+                delay = _RETRY_DELAYS[min(attempt, len(_RETRY_DELAYS) - 1)] * random.uniform(0.8, 1.2)
+                attempt += 1
                 log.warning("%s: cannot store %s yet: %s", self.spec.name, file.path.name, error)
-                await asyncio.sleep(_RETRY_DELAYS[min(attempt, len(_RETRY_DELAYS) - 1)])
-        seconds = self.now_seconds()
-        stored = replace(file.fragment, backing_store=self._store.url, mod_time=seconds)
-        self.index.add(stored, LocalFile(self._store.path_of(stored.content_path), 0, None))
-        self._notify()
-        self._unpersisted.remove(file)
-        file.close()
-        # Not synced: a spool that comes back after a power cut is put into the store once more, and goes again.
-        self._disk.remove(file.path)
+                if self.spec.fragment.stores:
+                    self._with.stores.note(self.spec.fragment.stores[0], str(error))
+                await asyncio.sleep(delay)
+                continue
+            if stored is None:
+                await self._until_respecified()
+                continue
+            if file not in self._unpersisted:
+                await self._discard_trimmed(stored[1])
+                return
+            self._with.stores.note(stored[0].backing_store, "")
+            self.index.add(*stored)
+            self._since_listing.append(stored)
+            self._notify()
+            self._unpersisted.remove(file)
+            self._with.shop.metrics.spools_persisted += 1
+            # Not synced: a spool that comes back after a power cut is put into the store once more, and goes again.
+            with suppress(FileNotFoundError):
+                self._with.shop.disk.remove(file.path)
 
-    def _put(self, file: SpoolFile) -> None:
-        with faults.step("close"):
-            # Also when the store has it: whoever put it may have died before its entry was made durable.
-            self._store.put(file.fragment.content_path, file.content())
+    async def _discard_trimmed(self, place: InStore) -> None:
+        """Trimmed while it was being stored. If it cannot be removed now, the next refresh does it."""
+        with suppress(OSError):
+            await self._remove(place)
 
-    def _stored(self) -> Iterator[Fragment]:
-        """The fragments that the store lists; other files are named in the log and left alone."""
-        journal, url = self.spec.name, self._store.url
-        for listed in self._store.list(journal):
-            if "/" in listed.path:
+    async def _put(self, file: SpoolFile) -> tuple[Fragment, InStore] | None:
+        """One attempt, by the spec of now; None if there is no store that we may write to."""
+        spec = self.spec
+        if self.read_only or not spec.fragment.stores:
+            return None
+        url = spec.fragment.stores[0]
+        store = self._with.stores.get(url)
+        first_append = datetime.fromtimestamp(file.record.first_append / 1e6, UTC)
+        fragment = replace(
+            file.fragment,
+            backing_store=url,
+            mod_time=self.now_seconds(),
+            path_postfix=postfix.evaluate(spec.fragment.path_postfix_template, first_append),
+        )
+        put = partial(_put, store, self._with.shop.disk, fragment, file.path)
+        loop = asyncio.get_running_loop()
+        await uncancelled(loop.run_in_executor(self._with.upload_threads, put))
+        return fragment, InStore(store, fragment.content_path)
+
+    async def _until_respecified(self) -> None:
+        if self._respecified is None:
+            self._respecified = asyncio.Event()
+        await self._respecified.wait()
+
+    def _fragments(self, store: FragmentStore, listing: Iterable[Listed]) -> Iterator[tuple[Fragment, Place]]:
+        """The fragments of a listing; other files are named in the log and left alone."""
+        journal = self.spec.name
+        others = tuple(f"{name[len(journal) + 1 :]}/" for name in self._with.nested(journal))
+        for listed in listing:
+            if listed.path.startswith(others) or not self._may_be_postfix(listed.path):
                 continue  # of a journal whose name begins with ours
             try:
-                yield parse_path(journal, listed.path, backing_store=url, mod_time=listed.mod_time)
+                fragment = parse_path(
+                    journal, listed.path, backing_store=store.url, mod_time=max(1, listed.mod_time)
+                )
             except ValidationError as error:
                 log.warning("%s: not a fragment in the store: %s", journal, error)
+                continue
+            if fragment.length:
+                yield fragment, InStore(store, f"{journal}/{listed.path}")
 
-    def _recover(self) -> None:
-        """Find the spools that a crash left, and what the store has."""
-        for fragment in self._stored():
-            self.index.add(fragment, LocalFile(self._store.path_of(fragment.content_path), 0, None))
-        found = self._spools()
-        for file, spool in found:
-            if spool.fragment.length:
-                self.index.add(spool.fragment, LocalFile(file.path, CONTENT_AT, file))
-        if found:
-            self._file, self.spool = found[-1][0], found[-1][1].attached_to(self)
-            self._first_append = self._file.record.first_append
-        for file, spool in found[:-1]:
-            if spool.fragment.length:
-                self._persist_later(file)
-            else:
-                file.close()
-                self._disk.remove(file.path)
+    def _may_be_postfix(self, path: str) -> bool:
+        """A folder below the journal's is a postfix, or another journal that was deleted and left its fragments.
 
-    def _spools(self) -> list[tuple[SpoolFile, Spool]]:
-        """The spools in the directory, in order; files that never came to life are removed."""
-        if self._directory.is_dir():
-            self._disk.sync_dir(self._directory)  # whoever made a file here may have died before that
-        found: list[tuple[SpoolFile, Spool]] = []
-        try:
-            for path in self._disk.entries(self._directory):
-                if path.suffix != SUFFIX:
-                    continue
-                recovered = SpoolFile.recover(self._disk, path, self.spec.name)
-                if recovered is None:
-                    self._disk.remove(path)
-                else:
-                    found.append(recovered)
-        except BaseException:
-            for file, _ in found:
-                file.close()
-            raise
-        return found
+        Without a template only folders that look like partitions (`date=2026-01-02`) are taken for postfixes.
+        """
+        folders = path.split("/")[:-1]
+        return bool(self.spec.fragment.path_postfix_template) or all("=" in folder for folder in folders)
+
+
+def _list(store: FragmentStore, journal: str) -> list[Listed]:
+    return list(store.list(journal))
+
+
+def _put(store: FragmentStore, disk: Disk, fragment: Fragment, path: Path) -> None:
+    """Store the content of a closed spool file. Blocks."""
+    with faults.step("close"):
+        if store.exists(fragment.content_path):
+            return
+        source = committed_content(disk, path, fragment.length)
+        store.put(
+            fragment.content_path,
+            codecs.compressed(fragment.codec, source),
+            content_encoding=codecs.content_encoding(fragment.codec),
+        )

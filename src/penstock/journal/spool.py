@@ -14,13 +14,12 @@ Nothing here waits, syncs, or knows a clock. Durability is the caller's (`replic
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from enum import Enum, auto
 from typing import Protocol
 
 from penstock.base.disk import Buffer
 from penstock.base.errors import PenstockError
-from penstock.journal.fragment import ZERO_SUM, Codec, Fragment
+from penstock.journal.fragment import MAX_OFFSET, ZERO_SUM, Codec, Fragment
 from penstock.journal.protocol import LabelSet
 
 
@@ -40,6 +39,10 @@ class Outcome(Enum):
 
 class ContentGapError(PenstockError):
     """A chunk that does not continue the one before it; the stream that sent it is broken."""
+
+
+class NoMoreOffsetsError(PenstockError):
+    """A chunk that would end beyond what an offset can say."""
 
 
 class Spool:
@@ -77,6 +80,8 @@ class Spool:
             raise ContentGapError(
                 f"{self.fragment.journal}: content at delta {content_delta} where {self.delta} was expected"
             )
+        if len(chunk) > MAX_OFFSET - self.fragment.end - self.delta:
+            raise NoMoreOffsetsError(f"{self.fragment.journal}: content beyond the last offset there is")
         self._storage.write(chunk, self.fragment.end - self.fragment.begin + self.delta)
         self._running.update(chunk)
         self.delta += len(chunk)
@@ -85,7 +90,10 @@ class Spool:
         """The fragment that would commit everything written so far."""
         if not self.delta:
             return self.fragment
-        return replace(self.fragment, end=self.fragment.end + self.delta, sum=self._running.digest())
+        adopted = self.fragment
+        return Fragment(
+            adopted.journal, adopted.begin, adopted.end + self.delta, self._running.digest(), adopted.codec
+        )
 
     def rolls_at(self, proposal: Fragment) -> bool:
         """Whether this proposal starts a new fragment: it ends beyond all content, or is empty at our end."""
@@ -114,12 +122,19 @@ class Spool:
             self.roll_back()
             return Outcome.ROLLED_BACK
         if self.delta and proposal == self.next():
-            self.fragment = proposal
-            self.registers = registers
-            self._adopted = self._running.copy()
-            self.delta = 0
+            self._adopt(proposal, registers)
             return Outcome.COMMITTED
         return Outcome.MISMATCH
+
+    def commit(self, registers: LabelSet) -> None:
+        """Adopt everything written so far, as `propose(next(), registers)` does."""
+        self._adopt(self.next(), registers)
+
+    def _adopt(self, fragment: Fragment, registers: LabelSet) -> None:
+        self.fragment = fragment
+        self.registers = registers
+        self._adopted = self._running.copy()
+        self.delta = 0
 
     def roll_back(self) -> None:
         """Forget the content past the adopted end; its bytes will be written over."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,8 @@ MAGIC = b"PnSp"
 SLOT_BYTES = 64 * 1024
 CONTENT_AT = 2 * SLOT_BYTES
 SUFFIX = ".spool"
+WRITE_OUT = 8 << 20
+"""A large append is written out in the background every so many bytes, so that its commit has little left to sync."""
 
 _OUTER = struct.Struct(">4sI")
 _RECORD = struct.Struct(">QqqqB20sI")
@@ -99,15 +102,18 @@ def decode_record(journal: str, slot: bytes) -> CommitRecord | None:
 
 
 class SpoolFile:
-    """An open spool file; the storage of a `Spool`. Commits are serialised by the caller."""
+    """A spool file, written by one owner; the storage of a `Spool`. Commits are serialised by the caller.
+
+    Readers open the path themselves. A file that nobody writes to is parked: closed until the next write.
+    """
 
     def __init__(self, file: DiskFile, record: CommitRecord) -> None:
+        self._disk = file.disk
         self._file = file
+        self.path = file.path
         self.record = record
-
-    @property
-    def path(self) -> Path:
-        return self._file.path
+        self._ahead = 0
+        """Bytes written that the kernel has not been told to write out."""
 
     @property
     def fragment(self) -> Fragment:
@@ -170,31 +176,53 @@ class SpoolFile:
         return None
 
     def write(self, content: Buffer, position: int) -> None:
-        self._file.write_at(content, CONTENT_AT + position)
-
-    def read(self, size: int, position: int) -> bytes:
-        return self._file.read_at(size, CONTENT_AT + position)
+        file = self._opened()
+        file.write_at(content, CONTENT_AT + position)
+        self._ahead += len(content)
+        if self._ahead >= WRITE_OUT:
+            end = CONTENT_AT + position + len(content)
+            file.start_writing_out(end - self._ahead, self._ahead)
+            self._ahead = 0
 
     def commit(self, fragment: Fragment, registers: LabelSet, first_append: int) -> None:
         """Make this fragment durable; returns when it is. Blocks: call it in a thread, one at a time.
 
         After an OSError nothing more may be committed: what reached the disk is unknown.
         """
+        file = self._opened()
         record = CommitRecord(self.record.sequence + 1, fragment, registers, first_append)
-        self._file.write_at(encode_record(record), SLOT_BYTES * (record.sequence % 2))
-        self._file.sync()
+        file.write_at(encode_record(record), SLOT_BYTES * (record.sequence % 2))
+        file.sync()
+        self._ahead = 0
         self.record = record
 
-    def content(self) -> LocalSpan:
-        """What is committed, as a source for a store."""
-        return LocalSpan(self._file, CONTENT_AT, self.fragment.length)
+    def give_up(self) -> None:
+        """After a commit that failed: see to it, durably, that its record is never believed. Blocks.
 
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
+        By a descriptor of its own: what the old one says of a sync says nothing any more.
+        """
+        self._file.close()
+        file = self._opened()
+        file.write_at(bytes(SLOT_BYTES), SLOT_BYTES * ((self.record.sequence + 1) % 2))
+        file.sync()
+
+    def park(self) -> None:
+        """Close the file until it is written to again. Everything in it must have been synced."""
+        self._file.close()
 
     def close(self) -> None:
         self._file.close()
+
+    def _opened(self) -> DiskFile:
+        if self._file.closed:
+            self._file = self._disk.open(self.path)
+        return self._file
+
+
+def committed_content(disk: Disk, path: Path, length: int) -> Iterator[bytes]:
+    """The first `length` bytes of a spool file's content, as a source for a store. Blocks."""
+    with disk.open(path) as file:
+        yield from LocalSpan(file, CONTENT_AT, length)
 
 
 def _hash(file: DiskFile, size: int) -> hashlib._Hash | None:

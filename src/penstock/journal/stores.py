@@ -1,13 +1,14 @@
 """Fragment stores: where closed fragments are kept (reference, 19 "Store URLs").
 
-`FragmentStore` is the contract; `FileStore` keeps it in a directory. A file is named by its *content path*
-(`Fragment.content_path`), relative to the store; one that is not a clean relative path is refused, so no
-name leads out of a store.
+`FragmentStore` is the contract; `FileStore` keeps it in a directory, `objectstores.py` in a bucket. A file is
+named by its *content path* (`Fragment.content_path`), relative to the store; one that is not a clean relative
+path is refused, so no name leads out of a store.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from abc import ABC, abstractmethod
@@ -20,7 +21,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from penstock.base.disk import Buffer, Disk, DiskFile
 from penstock.base.errors import CorruptError, UsageError, did_you_mean
-from penstock.journal.tokens import ValidationError, check_path
+from penstock.journal.tokens import ValidationError, check_path, clean_path
 from penstock.journal.validation import validate_store
 
 CHUNK = 1 << 20
@@ -63,15 +64,47 @@ class LocalSpan:
             position += len(chunk)
 
 
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """The `find` and `replace` arguments of a store's URL: rewrite the first occurrence in content paths."""
+
+    url: str
+    find: str = ""
+    replace: str = ""
+
+    def path(self, path: str) -> str:
+        """What is stored as `path`, below the store."""
+        check_path(path, *PATH_LENGTH)
+        rewritten = self._rewritten(path)
+        check_path(rewritten, *PATH_LENGTH)
+        return rewritten
+
+    def directory(self, directory: str) -> str:
+        """What the files of `directory` are stored below."""
+        check_path(directory, *PATH_LENGTH)
+        # Rewriting sees the path of a file, where a slash follows the journal's name.
+        rewritten = self._rewritten(f"{directory}/")
+        if not rewritten.endswith("/"):
+            raise ValidationError(f"find and replace must leave directories apart ({self.url})")
+        check_path(rewritten.removesuffix("/"), *PATH_LENGTH)
+        return rewritten.removesuffix("/")
+
+    def _rewritten(self, path: str) -> str:
+        return path.replace(self.find, self.replace, 1) if self.find else path
+
+
 class FragmentStore(ABC):
     """One store. The broker calls it from threads, several at a time; calls block until done.
 
-    Failures are OSError; a file that is not there is FileNotFoundError. Nothing is retried here: the caller
-    knows whether it may wait.
+    Failures are OSError; a file that is not there is FileNotFoundError. Only what is over within seconds is
+    retried here: the caller knows whether it may wait. A store opened read-only belongs to another cluster:
+    `put` and `remove` raise PermissionError, and nothing else writes.
     """
 
     url: str
-    """The store's URL as the journal's spec has it; ends in `/`."""
+    """The store's URL as the journal's spec has it; its path ends in `/`."""
+
+    read_only: bool = False
 
     @abstractmethod
     def exists(self, path: str) -> bool:
@@ -87,8 +120,11 @@ class FragmentStore(ABC):
         """
 
     @abstractmethod
-    def open(self, path: str) -> BinaryIO:
-        """Open for reading, as stored (not decompressed). The caller closes it."""
+    def open(self, path: str, *, position: int = 0) -> BinaryIO:
+        """Open for reading, as stored (not decompressed), from `position`. The caller closes it.
+
+        From the end of the file on there is nothing to read, which is no error.
+        """
 
     @abstractmethod
     def list(self, directory: str) -> Iterator[Listed]:
@@ -110,6 +146,14 @@ class FragmentStore(ABC):
     def is_authorization_error(self, error: OSError) -> bool:
         """Whether the store refused us, rather than failed."""
 
+    def local_path(self, path: str) -> Path | None:
+        """Where the file lies on this machine, if it does."""
+        return None
+
+    def _check_writable(self) -> None:
+        if self.read_only:
+            raise PermissionError(f"the store of a read-only journal is never written ({self.url})")
+
 
 class FileStore(FragmentStore):
     """A `file:///prefix/` store: the directory `prefix` below `root`, which must exist.
@@ -118,31 +162,47 @@ class FileStore(FragmentStore):
     are synced; since a put can fail, or its process die, just before that, whatever is found (`exists`,
     `list`) is synced again before it is told.
 
-    URL arguments `find` and `replace` rewrite the first occurrence in every content path. Only one process
-    may write to the directory: `sweep` removes what an earlier one left half-written. A process that only
-    reads passes False.
+    Only one process may write to the directory: `sweep` removes what an earlier one left half-written. A
+    process that only reads passes False.
+
+    With `file_only` a URL of any scheme is taken: its path is the prefix, and whatever else it says is of no
+    interest to a directory.
     """
 
-    def __init__(self, url: str, root: Path, disk: Disk, *, sweep: bool = True) -> None:
-        if validate_store(url) != "file":
+    def __init__(
+        self,
+        url: str,
+        root: Path,
+        disk: Disk,
+        *,
+        sweep: bool = True,
+        file_only: bool = False,
+        read_only: bool = False,
+    ) -> None:
+        if validate_store(url) != "file" and not file_only:
             raise ValidationError(f"expected a file:/// store ({url})")
         parts = urlsplit(url)
         self.url = url
+        self.read_only = read_only
         self._url_path = parts.path
-        self._find, self._replace = _rewrite_arguments(url, parts.query)
-        self.directory = root / unquote(parts.path).strip("/")
+        arguments = store_arguments(url, None if parts.scheme != "file" else ())
+        self._rewrite = Rewrite(url, arguments.get("find", ""), arguments.get("replace", ""))
+        self.directory = root / store_prefix(url, parts.path)
         if not self.directory.is_dir():
             raise UsageError(
                 f"the directory {self.directory} of the store {url} does not exist",
                 hint="create it, or correct the journal's list of stores",
             )
         self._disk = disk
-        if sweep:
-            self._remove_leftovers()
+        if sweep and not read_only:
+            self.remove_leftovers()
 
     def path_of(self, path: str) -> Path:
         """Where the file of a content path lies on this machine."""
-        return self.directory / self._rewritten(path)
+        return self.directory / self._rewrite.path(path)
+
+    def local_path(self, path: str) -> Path | None:
+        return self.path_of(path)
 
     def exists(self, path: str) -> bool:
         target = self.path_of(path)
@@ -152,6 +212,7 @@ class FileStore(FragmentStore):
         return True
 
     def put(self, path: str, source: Iterable[Buffer], *, content_encoding: str = "") -> None:
+        self._check_writable()
         target = self.path_of(path)
         self._make_dirs(target.parent)
         partial = target.with_name(f"{PARTIAL}{secrets.token_hex(8)}")
@@ -173,17 +234,15 @@ class FileStore(FragmentStore):
             _under_way.discard(partial)
         self._sync_up(target.parent)
 
-    def open(self, path: str) -> BinaryIO:
-        return self.path_of(path).open("rb")
+    def open(self, path: str, *, position: int = 0) -> BinaryIO:
+        file = self.path_of(path).open("rb")
+        file.seek(position)
+        return file
 
     def list(self, directory: str) -> Iterator[Listed]:
-        check_path(directory, *PATH_LENGTH)
-        # Rewriting sees the path of a file, where a slash follows the journal's name.
-        rewritten = self._rewrite(f"{directory}/")
-        if not rewritten.endswith("/"):
-            raise ValidationError(f"find and replace must leave directories apart ({self.url})")
-        top = self.directory / self._checked(rewritten.removesuffix("/"))
+        top = self.directory / self._rewrite.directory(directory)
         if not top.is_dir():
+            self._require_directory()
             return
         self._sync_up(top.parent)
         for parent, names in _walk(top):
@@ -197,6 +256,7 @@ class FileStore(FragmentStore):
                     yield Listed(file.relative_to(top).as_posix(), stat.st_size, int(stat.st_mtime))
 
     def remove(self, path: str) -> None:
+        self._check_writable()
         target = self.path_of(path)
         with contextlib.suppress(FileNotFoundError):
             self._disk.remove(target)
@@ -207,28 +267,25 @@ class FileStore(FragmentStore):
 
     def sign(self, path: str, ttl: timedelta) -> str:
         """`file://`, the URL's path and the content path, without the root: a reader has its own."""
-        return f"file://{self._url_path}{quote(self._rewritten(path), safe='/=+')}"
+        return f"file://{self._url_path}{quote(self._rewrite.path(path), safe='/=+')}"
 
     def is_authorization_error(self, error: OSError) -> bool:
         return isinstance(error, PermissionError)
 
-    def _rewrite(self, path: str) -> str:
-        return path.replace(self._find, self._replace, 1) if self._find else path
-
-    def _rewritten(self, path: str) -> str:
-        check_path(path, *PATH_LENGTH)
-        return self._checked(self._rewrite(path))
-
-    def _checked(self, path: str) -> str:
-        check_path(path, *PATH_LENGTH)
-        return path
-
     def _make_dirs(self, directory: Path) -> None:
         """Make what is missing, not synced yet: whoever puts a file there syncs all the way up afterwards."""
+        self._require_directory()
         missing = [level for level in (directory, *directory.parents) if not level.is_dir()]
         for level in reversed(missing):
             with contextlib.suppress(FileExistsError):
                 self._disk.make_dir(level, 0o750)
+
+    def _require_directory(self) -> None:
+        """The store's own directory is not ours to make: if it has gone, so has what is mounted there."""
+        if not self.directory.is_dir():
+            raise FileNotFoundError(
+                errno.ENOENT, f"the directory of the store {self.url} is gone", str(self.directory)
+            )
 
     def _sync_up(self, directory: Path) -> None:
         """Make `directory`'s entries durable, and its own, up to the store's. None is taken to be synced."""
@@ -238,7 +295,8 @@ class FileStore(FragmentStore):
                 return
             directory = directory.parent
 
-    def _remove_leftovers(self) -> None:
+    def remove_leftovers(self) -> None:
+        """Remove what a process that died left half-written."""
         for parent, names in _walk(self.directory):
             for name in names:
                 if name.startswith(PARTIAL) and parent / name not in _under_way:
@@ -253,21 +311,56 @@ def _walk(top: Path) -> Iterator[tuple[Path, list[str]]]:
         yield Path(parent), sorted(names)
 
 
-def open_store(url: str, root: Path | None, disk: Disk) -> FragmentStore:
-    """The store of a URL. `root` is where `file:` stores live; without one they are refused."""
-    scheme = validate_store(url)
-    if scheme != "file":
-        raise UsageError(f"this version keeps fragments in file:/// stores only, not in {scheme}: ({url})")
-    if root is None:
-        raise UsageError(f"the store {url} needs a root directory", hint="give the broker a file root")
-    return FileStore(url, root, disk)
+def open_store(
+    url: str,
+    root: Path | None,
+    disk: Disk,
+    *,
+    file_only: bool = False,
+    read_only: bool = False,
+    sweep: bool = True,
+) -> FragmentStore:
+    """The store of a URL; UsageError or ValidationError if there cannot be one. No store is asked for it.
+
+    `root` is where `file:` stores live; without one they are refused. `file_only` keeps the stores of every
+    scheme there.
+    """
+    if validate_store(url) == "file" or file_only:
+        if root is None:
+            raise UsageError(f"the store {url} needs a root directory", hint="give the broker a file root")
+        return FileStore(url, root, disk, sweep=sweep, file_only=file_only, read_only=read_only)
+    try:
+        from penstock.journal.objectstores import ObjectStore
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("obstore"):
+            raise
+        raise UsageError(
+            f"the store {url} needs a package that is not installed", hint="pip install 'penstock[broker]'"
+        ) from error
+    return ObjectStore(url, read_only=read_only)
 
 
-def _rewrite_arguments(url: str, query: str) -> tuple[str, str]:
-    """The `find` and `replace` of a URL; their names match in any case, and no other is known."""
-    arguments = {name.lower(): value for name, value in parse_qsl(query, keep_blank_values=True)}
-    for name in arguments:
-        if name not in ("find", "replace"):
-            suggestion = did_you_mean(name, ("find", "replace"))
-            raise ValidationError(f"unknown argument '{name}' of the store {url}{suggestion}")
-    return arguments.get("find", ""), arguments.get("replace", "")
+def store_arguments(url: str, known: Iterable[str] | None) -> dict[str, str]:
+    """The arguments of a store's URL by lower-case name; their names match in any case.
+
+    `known` are those of its scheme, beside `find` and `replace` which all have; any other is refused. With
+    None all are taken.
+    """
+    given = parse_qsl(urlsplit(url).query, keep_blank_values=True)
+    if known is not None:
+        names = ("find", "replace", *known)
+        folded = {name.lower() for name in names}
+        for name, _ in given:
+            if name.lower() not in folded:
+                raise ValidationError(
+                    f"unknown argument '{name}' of the store {url}{did_you_mean(name, names)}"
+                )
+    return {name.lower(): value for name, value in given}
+
+
+def store_prefix(url: str, path: str) -> str:
+    """What the path of a store's URL puts before content paths: "" or a clean path without outer slashes."""
+    prefix = unquote(path)
+    if clean_path(prefix) != (prefix.removesuffix("/") or "/") or "//" in prefix or "\x00" in prefix:
+        raise ValidationError(f"must be a clean path ({url})")
+    return prefix.strip("/")

@@ -84,6 +84,9 @@ def validate_read_request(request: ReadRequest) -> None:
         )
 
 
+_SUSPENDS = frozenset(AppendRequest.Suspend.values())
+
+
 def validate_append_request(request: AppendRequest, *, first: bool = True) -> None:
     """The first message of an append, or a later one (content, or the empty one that means to commit)."""
     if not first:
@@ -96,13 +99,16 @@ def validate_append_request(request: AppendRequest, *, first: bool = True) -> No
     with field("Offset"):
         check_at_least(request.offset, 0)
     _check_unset(request, "content")
-    with field("CheckRegisters"):
-        validate_selector(request.check_registers)
-    with field("UnionRegisters"):
-        validate_label_set(request.union_registers)
-    with field("SubtractRegisters"):
-        validate_label_set(request.subtract_registers)
-    if request.suspend not in AppendRequest.Suspend.values():
+    if request.HasField("check_registers"):
+        with field("CheckRegisters"):
+            validate_selector(request.check_registers)
+    if request.HasField("union_registers"):
+        with field("UnionRegisters"):
+            validate_label_set(request.union_registers)
+    if request.HasField("subtract_registers"):
+        with field("SubtractRegisters"):
+            validate_label_set(request.subtract_registers)
+    if request.suspend not in _SUSPENDS:
         raise ValidationError(f"unknown value ({request.suspend})", field="Suspend")
 
 

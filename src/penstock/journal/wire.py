@@ -1,117 +1,309 @@
-"""The methods of the two services, once: path, kind, messages. Client and broker are both made from this.
+"""The gRPC face of the journal service: which methods there are, what each needs, and how errors are told.
 
-`protocol.Journal` is the compatible service (reference 2). `penstock.Local` is ours: small appends in one
-message, and in which file of this machine committed bytes lie.
+`protocol.Journal` is the compatible service (reference 2), `penstock.Local` and `penstock.Maintenance` are ours. A
+caller over TCP is authorized; one on the data directory's socket has been, by the file system. Statuses travel in
+responses; every other failure is a gRPC error with the text as its details (reference 9).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
-from typing import Any, Protocol, TypeAlias
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
 
+from penstock.base.errors import PenstockError
+from penstock.journal.auth import Authorizer, UnauthenticatedError
+from penstock.journal.claims import EVERYTHING, Capability, Claims
+from penstock.journal.metrics import Metrics
 from penstock.journal.protocol import (
+    CHUNK_METADATA,
+    JOURNAL_SERVICE,
+    LOCAL_SERVICE,
+    MAINTENANCE_SERVICE,
+    AppendBatch,
+    AppendBatchResult,
     AppendRequest,
     AppendResponse,
     ApplyRequest,
     ApplyResponse,
     FragmentsRequest,
     FragmentsResponse,
+    FragmentStoreHealthRequest,
+    FragmentStoreHealthResponse,
     ListRequest,
     ListResponse,
     LocateRequest,
     LocateResponse,
     ReadRequest,
     ReadResponse,
+    ReplicateRequest,
+    ReplicateResponse,
+    RollRequest,
+    RollResponse,
+    Status,
+    TrimRequest,
+    TrimResponse,
 )
+from penstock.journal.service import Service
 
-JOURNAL = "protocol.Journal"
-LOCAL = "penstock.Local"
-
-
-class Stubs:
-    """The methods of a channel, ready to be called."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self.list = channel.unary_stream(
-            f"/{JOURNAL}/List", ListRequest.SerializeToString, ListResponse.FromString
-        )
-        self.apply = channel.unary_unary(
-            f"/{JOURNAL}/Apply", ApplyRequest.SerializeToString, ApplyResponse.FromString
-        )
-        self.read = channel.unary_stream(
-            f"/{JOURNAL}/Read", ReadRequest.SerializeToString, ReadResponse.FromString
-        )
-        self.append = channel.stream_unary(
-            f"/{JOURNAL}/Append", AppendRequest.SerializeToString, AppendResponse.FromString
-        )
-        self.list_fragments = channel.unary_unary(
-            f"/{JOURNAL}/ListFragments", FragmentsRequest.SerializeToString, FragmentsResponse.FromString
-        )
-        self.append_whole = channel.unary_unary(
-            f"/{LOCAL}/Append", AppendRequest.SerializeToString, AppendResponse.FromString
-        )
-        self.locate = channel.unary_unary(
-            f"/{LOCAL}/Locate", LocateRequest.SerializeToString, LocateResponse.FromString
-        )
-
-
-class Servicer(Protocol):
-    """What a broker answers; one method an RPC."""
-
-    def list(self, request: ListRequest, context: Context) -> AsyncIterator[ListResponse]: ...
-
-    def apply(self, request: ApplyRequest, context: Context) -> Awaitable[ApplyResponse]: ...
-
-    def read(self, request: ReadRequest, context: Context) -> AsyncIterator[ReadResponse]: ...
-
-    def append(
-        self, requests: AsyncIterator[AppendRequest], context: Context
-    ) -> Awaitable[AppendResponse]: ...
-
-    def list_fragments(self, request: FragmentsRequest, context: Context) -> Awaitable[FragmentsResponse]: ...
-
-    def append_whole(self, request: AppendRequest, context: Context) -> Awaitable[AppendResponse]: ...
-
-    def locate(self, request: LocateRequest, context: Context) -> Awaitable[LocateResponse]: ...
-
+log = logging.getLogger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 """A call under way. What it sends and receives is typed by the handlers themselves."""
 
+Q = TypeVar("Q")
+A = TypeVar("A")
 
-def register(server: grpc.aio.Server, servicer: Servicer) -> None:
-    """Have `server` answer both services with `servicer`."""
-    journal: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        "List": grpc.unary_stream_rpc_method_handler(
-            servicer.list, ListRequest.FromString, ListResponse.SerializeToString
-        ),
-        "Apply": grpc.unary_unary_rpc_method_handler(
-            servicer.apply, ApplyRequest.FromString, ApplyResponse.SerializeToString
-        ),
-        "Read": grpc.unary_stream_rpc_method_handler(
-            servicer.read, ReadRequest.FromString, ReadResponse.SerializeToString
-        ),
-        "Append": grpc.stream_unary_rpc_method_handler(
-            servicer.append, AppendRequest.FromString, AppendResponse.SerializeToString
-        ),
-        "ListFragments": grpc.unary_unary_rpc_method_handler(
-            servicer.list_fragments, FragmentsRequest.FromString, FragmentsResponse.SerializeToString
-        ),
-    }
-    local: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        "Append": grpc.unary_unary_rpc_method_handler(
-            servicer.append_whole, AppendRequest.FromString, AppendResponse.SerializeToString
-        ),
-        "Locate": grpc.unary_unary_rpc_method_handler(
-            servicer.locate, LocateRequest.FromString, LocateResponse.SerializeToString
-        ),
-    }
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call from its authorization to its end, counted."""
+
+    operation: str
+    metrics: Metrics
+    claims: Claims
+
+    def timeout(self) -> asyncio.Timeout:
+        """Ends with the authorization."""
+        expires = self.claims.expires
+        return asyncio.timeout(None if expires is None else max(0.0, expires - time.time()))
+
+    def completed(self, response: object) -> None:
+        status = getattr(response, "status", Status.OK)
+        self.metrics.completed[self.operation, "ok" if status == Status.OK else Status.Name(status)] += 1
+
+    def broken_off(self) -> None:
+        """The client has gone."""
+        self.metrics.completed[self.operation, "<error>"] += 1
+
+    async def failed(self, error: BaseException, context: Context) -> NoReturn:
+        self.metrics.completed[self.operation, "<error>"] += 1
+        await _refuse(error, context)
+        raise AssertionError("abort raises")
+
+
+class Registration:
+    """Makes gRPC handlers of a service's methods."""
+
+    def __init__(self, authorizer: Authorizer, metrics: Metrics) -> None:
+        self._authorizer = authorizer
+        self._metrics = metrics
+
+    async def _call(self, operation: str, required: Capability, context: Context) -> _Call:
+        self._metrics.started[operation] += 1
+        if context.peer().startswith("unix:"):
+            return _Call(operation, self._metrics, EVERYTHING)
+        try:
+            claims = self._authorizer.authorize(_metadata(context, "authorization"), required)
+        except UnauthenticatedError as error:
+            self._metrics.completed[operation, "<error>"] += 1
+            await _refuse(error, context)
+            raise
+        return _Call(operation, self._metrics, claims)
+
+    def answer(
+        self, operation: str, required: Capability, method: Callable[[Q, Claims], Awaitable[A]]
+    ) -> Callable[[Q, Context], Awaitable[A]]:
+        """A handler whose method returns one response; its request may be a stream."""
+
+        async def handler(request: Q, context: Context) -> A:
+            call = await self._call(operation, required, context)
+            try:
+                async with call.timeout():
+                    response = await method(request, call.claims)
+            except (PenstockError, OSError, TimeoutError) as error:
+                await call.failed(error, context)
+            except asyncio.CancelledError:
+                call.broken_off()
+                raise
+            call.completed(response)
+            return response
+
+        return handler
+
+    def commit(
+        self, operation: str, required: Capability, method: Callable[[AsyncIterator[Q], Claims], Awaitable[A]]
+    ) -> Callable[[AsyncIterator[Q], Context], Awaitable[A]]:
+        """As `answer`, of a stream whose end is the decision to commit."""
+        answered = self.answer(operation, required, method)
+
+        async def handler(requests: AsyncIterator[Q], context: Context) -> A:
+            return await answered(_half_closed(requests, context), context)
+
+        return handler
+
+    def stream(
+        self,
+        operation: str,
+        required: Capability,
+        method: Callable[[Q, Claims, Context], AsyncIterator[A]],
+        *,
+        ends_cleanly: bool,
+    ) -> Callable[[Q, Context], AsyncIterator[A]]:
+        """A handler whose method returns many. One that `ends_cleanly` ends without an error with its authorization."""
+
+        async def handler(request: Q, context: Context) -> AsyncGenerator[A, None]:
+            call = await self._call(operation, required, context)
+            last: A | None = None
+            limit = call.timeout()
+            deadline = limit.when()
+            try:
+                async with aclosing(method(request, call.claims, context)) as responses:  # type: ignore[type-var]
+                    # Not while a response is being sent: gRPC cannot end a call whose handler is cancelled there.
+                    while (response := await _before(limit, responses)) is not None:
+                        last = response
+                        yield response
+                        limit = asyncio.timeout_at(deadline)
+            except (PenstockError, OSError) as error:
+                if not (ends_cleanly and limit.expired()):
+                    await call.failed(error, context)
+            except (asyncio.CancelledError, GeneratorExit):
+                call.broken_off()
+                raise
+            call.completed(last)
+
+        return handler
+
+
+def register(server: grpc.aio.Server, service: Service, authorizer: Authorizer, metrics: Metrics) -> None:
+    """Have `server` answer all services with `service`."""
+    made = Registration(authorizer, metrics)
     server.add_generic_rpc_handlers(
         (
-            grpc.method_handlers_generic_handler(JOURNAL, journal),
-            grpc.method_handlers_generic_handler(LOCAL, local),
+            grpc.method_handlers_generic_handler(JOURNAL_SERVICE, _journal(made, service)),
+            grpc.method_handlers_generic_handler(LOCAL_SERVICE, _local(made, service)),
+            grpc.method_handlers_generic_handler(MAINTENANCE_SERVICE, _maintenance(made, service)),
         )
     )
+
+
+def _journal(made: Registration, service: Service) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    def read(request: ReadRequest, claims: Claims, context: Context) -> AsyncIterator[ReadResponse]:
+        wanted = _metadata(context, CHUNK_METADATA)
+        if wanted is not None and wanted.isdecimal() and int(wanted):
+            return service.read(request, claims, int(wanted))
+        return service.read(request, claims)
+
+    return {
+        "List": grpc.unary_stream_rpc_method_handler(
+            made.stream("List", Capability.LIST, _plain(service.list), ends_cleanly=True),
+            ListRequest.FromString,
+            ListResponse.SerializeToString,
+        ),
+        "Apply": grpc.unary_unary_rpc_method_handler(
+            made.answer("Apply", Capability.APPLY, service.apply),
+            ApplyRequest.FromString,
+            ApplyResponse.SerializeToString,
+        ),
+        "Read": grpc.unary_stream_rpc_method_handler(
+            made.stream("Read", Capability.READ, read, ends_cleanly=True),
+            ReadRequest.FromString,
+            ReadResponse.SerializeToString,
+        ),
+        "Append": grpc.stream_unary_rpc_method_handler(
+            made.commit("Append", Capability.APPEND, service.append),
+            AppendRequest.FromString,
+            AppendResponse.SerializeToString,
+        ),
+        "Replicate": grpc.stream_stream_rpc_method_handler(
+            made.stream("Replicate", Capability.REPLICATE, _plain(service.replicate), ends_cleanly=False),
+            ReplicateRequest.FromString,
+            ReplicateResponse.SerializeToString,
+        ),
+        "ListFragments": grpc.unary_unary_rpc_method_handler(
+            made.answer("ListFragments", Capability.READ, service.list_fragments),
+            FragmentsRequest.FromString,
+            FragmentsResponse.SerializeToString,
+        ),
+        "FragmentStoreHealth": grpc.unary_unary_rpc_method_handler(
+            made.answer("FragmentStoreHealth", Capability.READ, service.fragment_store_health),
+            FragmentStoreHealthRequest.FromString,
+            FragmentStoreHealthResponse.SerializeToString,
+        ),
+    }
+
+
+def _local(made: Registration, service: Service) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    return {
+        "Append": grpc.unary_unary_rpc_method_handler(
+            made.answer("Append", Capability.APPEND, service.append_whole),
+            AppendRequest.FromString,
+            AppendResponse.SerializeToString,
+        ),
+        "Appends": grpc.stream_stream_rpc_method_handler(
+            made.stream("Appends", Capability.APPEND, _plain(service.appends), ends_cleanly=False),
+            AppendBatch.FromString,
+            AppendBatchResult.SerializeToString,
+        ),
+        "Locate": grpc.unary_unary_rpc_method_handler(
+            made.answer("Locate", Capability.READ, service.locate),
+            LocateRequest.FromString,
+            LocateResponse.SerializeToString,
+        ),
+    }
+
+
+def _maintenance(made: Registration, service: Service) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    return {
+        "Trim": grpc.unary_unary_rpc_method_handler(
+            made.answer("Trim", Capability.APPLY, service.trim),
+            TrimRequest.FromString,
+            TrimResponse.SerializeToString,
+        ),
+        "Roll": grpc.unary_unary_rpc_method_handler(
+            made.answer("Roll", Capability.APPLY, service.roll),
+            RollRequest.FromString,
+            RollResponse.SerializeToString,
+        ),
+    }
+
+
+def _plain(
+    method: Callable[[Q, Claims], AsyncIterator[A]],
+) -> Callable[[Q, Claims, Context], AsyncIterator[A]]:
+    """A method that has no interest in the call's metadata."""
+    return lambda request, claims, _: method(request, claims)
+
+
+async def _before(limit: asyncio.Timeout, responses: AsyncIterator[A]) -> A | None:
+    """The next response, or None at the end; a TimeoutError if the time is up, though there may be one at hand."""
+    async with limit:
+        when = limit.when()
+        if when is not None and when <= asyncio.get_running_loop().time():
+            await asyncio.Event().wait()
+        return await anext(responses, None)
+
+
+async def _half_closed(requests: AsyncIterator[Q], context: Context) -> AsyncGenerator[Q, None]:
+    """The same requests, whose end is that of a stream which was half-closed, not of one that was cancelled.
+
+    gRPC ends both alike, and cancels the handler of the latter a moment later: an append would have committed by
+    then. Nothing can be sent on a stream that was cancelled, so something is.
+    """
+    async for request in requests:
+        yield request
+    await context.send_initial_metadata(())
+
+
+def _metadata(context: Context, wanted: str) -> str | None:
+    for key, value in context.invocation_metadata() or ():
+        if key == wanted:
+            return value if isinstance(value, str) else bytes(value).decode("latin-1")
+    return None
+
+
+async def _refuse(error: BaseException, context: Context) -> None:
+    if isinstance(error, UnauthenticatedError):
+        code = grpc.StatusCode.UNAUTHENTICATED
+    elif isinstance(error, TimeoutError):
+        code = grpc.StatusCode.DEADLINE_EXCEEDED
+    else:
+        code = grpc.StatusCode.UNKNOWN
+    await context.abort(code, str(error))

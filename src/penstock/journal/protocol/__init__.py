@@ -34,7 +34,18 @@ from penstock.journal.protocol.journal_pb2 import (
     SHA1Sum,
     Status,
 )
-from penstock.journal.protocol.penstock_pb2 import LocateRequest, LocateResponse, Span
+from penstock.journal.protocol.penstock_pb2 import (
+    AppendBatch,
+    AppendBatchResult,
+    AppendResult,
+    LocateRequest,
+    LocateResponse,
+    RollRequest,
+    RollResponse,
+    Span,
+    TrimRequest,
+    TrimResponse,
+)
 
 JOURNAL_SERVICE = journal_pb2.DESCRIPTOR.services_by_name["Journal"].full_name
 """`protocol.Journal`: methods are reached as `/protocol.Journal/Append` and so on."""
@@ -42,11 +53,22 @@ JOURNAL_SERVICE = journal_pb2.DESCRIPTOR.services_by_name["Journal"].full_name
 LOCAL_SERVICE = penstock_pb2.DESCRIPTOR.services_by_name["Local"].full_name
 """`penstock.Local`."""
 
+MAINTENANCE_SERVICE = penstock_pb2.DESCRIPTOR.services_by_name["Maintenance"].full_name
+"""`penstock.Maintenance`."""
+
+CHUNK_METADATA = "penstock-chunk"
+"""Metadata by which a client of ours asks for messages of a read that have more content than the reference's."""
+
 __all__ = [
+    "CHUNK_METADATA",
     "JOURNAL_SERVICE",
     "LOCAL_SERVICE",
+    "MAINTENANCE_SERVICE",
+    "AppendBatch",
+    "AppendBatchResult",
     "AppendRequest",
     "AppendResponse",
+    "AppendResult",
     "ApplyRequest",
     "ApplyResponse",
     "BrokerSpec",
@@ -70,10 +92,14 @@ __all__ = [
     "ReadResponse",
     "ReplicateRequest",
     "ReplicateResponse",
+    "RollRequest",
+    "RollResponse",
     "Route",
     "SHA1Sum",
     "Span",
     "Status",
+    "TrimRequest",
+    "TrimResponse",
     "journal_pb2",
     "penstock_pb2",
 ]

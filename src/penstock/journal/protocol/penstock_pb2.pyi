@@ -8,6 +8,68 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class AppendBatch(_message.Message):
+    __slots__ = ("appends", "independent", "unsummed")
+    APPENDS_FIELD_NUMBER: _ClassVar[int]
+    INDEPENDENT_FIELD_NUMBER: _ClassVar[int]
+    UNSUMMED_FIELD_NUMBER: _ClassVar[int]
+    appends: _containers.RepeatedCompositeFieldContainer[_journal_pb2.AppendRequest]
+    independent: bool
+    unsummed: bool
+    def __init__(self, appends: _Optional[_Iterable[_Union[_journal_pb2.AppendRequest, _Mapping]]] = ..., independent: bool = ..., unsummed: bool = ...) -> None: ...
+
+class AppendBatchResult(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[AppendResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[AppendResult, _Mapping]]] = ...) -> None: ...
+
+class AppendResult(_message.Message):
+    __slots__ = ("response", "error")
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    response: _journal_pb2.AppendResponse
+    error: str
+    def __init__(self, response: _Optional[_Union[_journal_pb2.AppendResponse, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class TrimRequest(_message.Message):
+    __slots__ = ("journal", "offset")
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    journal: str
+    offset: int
+    def __init__(self, journal: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class TrimResponse(_message.Message):
+    __slots__ = ("status", "header", "begin", "fragments", "bytes")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    status: _journal_pb2.Status
+    header: _journal_pb2.Header
+    begin: int
+    fragments: int
+    bytes: int
+    def __init__(self, status: _Optional[_Union[_journal_pb2.Status, str]] = ..., header: _Optional[_Union[_journal_pb2.Header, _Mapping]] = ..., begin: _Optional[int] = ..., fragments: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class RollRequest(_message.Message):
+    __slots__ = ("journal",)
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    journal: str
+    def __init__(self, journal: _Optional[str] = ...) -> None: ...
+
+class RollResponse(_message.Message):
+    __slots__ = ("status", "header", "offset")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    status: _journal_pb2.Status
+    header: _journal_pb2.Header
+    offset: int
+    def __init__(self, status: _Optional[_Union[_journal_pb2.Status, str]] = ..., header: _Optional[_Union[_journal_pb2.Header, _Mapping]] = ..., offset: _Optional[int] = ...) -> None: ...
+
 class LocateRequest(_message.Message):
     __slots__ = ("journal", "begin", "end")
     JOURNAL_FIELD_NUMBER: _ClassVar[int]

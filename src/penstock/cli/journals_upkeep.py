@@ -1,0 +1,285 @@
+"""Upkeep of journals: `check`, `suspend`, `reset-head`, `trim`, `roll`; `prune` is in `journals_prune`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from penstock.base.errors import CorruptError, PenstockError
+from penstock.cli.common import emit, json_option, show, visible, wants_json
+from penstock.cli.connection import Connection, broker_options
+from penstock.cli.selecting import confirm, selected, selector_option, yes_option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.journal.check import Finding
+    from penstock.journal.client import Client
+    from penstock.journal.fragment import Fragment
+    from penstock.journal.protocol import LabelSelector, ListResponse
+
+
+@click.command(short_help="Look for holes, overlaps and wrong sums.")
+@selector_option(required=False)
+@click.option("--sums", is_flag=True, help="Also read every fragment and compare its SHA1.")
+@broker_options
+@json_option
+@click.pass_context
+def check(ctx: click.Context, *, connection: Connection, selector: LabelSelector | None, sums: bool) -> None:
+    """Look for damage: holes and overlaps between fragments, and sums that do not match.
+
+    Exit code 5 if anything is found. Bytes before the first fragment were trimmed or pruned, and are no hole. With
+    --sums all content is read through the broker, which can take long. With --json, one object a journal.
+
+    \b
+    Examples:
+      penstock journals check
+      penstock journals check -l prefix=shop/ --sums
+      penstock journals check --json
+    """
+    from penstock.journal.protocol import LabelSelector
+
+    findings: list[tuple[str, Finding]] = []
+    counted = 0
+    with connection.client() as client:
+        for journal in selected(client, selector or LabelSelector()):
+            name = journal.spec.name
+            if _without_brokers(journal):
+                continue
+            counted += 1
+            fragments, found = _examined_or_refused(client, name, sums=sums)
+            findings += [(name, finding) for finding in found]
+            if wants_json(ctx):
+                emit({"journal": name, "fragments": len(fragments), "findings": found})
+    if not findings:
+        if not wants_json(ctx):
+            how = "every fragment read" if sums else "sums not compared: --sums does"
+            click.echo(f"No fault in {counted} journals ({how}).")
+        return
+    if not wants_json(ctx):
+        from penstock.cli import journals_render
+
+        show(journals_render.findings(findings))
+    journal_name, first = findings[0]
+    raise CorruptError(
+        f"{first.fault}: {first.text}" + (f"; {len(findings)} faults in all" if len(findings) > 1 else ""),
+        where=journal_name,
+        position=first.begin,
+        hint="keep the stores as they are until you know why; a read stops at a hole that is younger than 6 h",
+    )
+
+
+def _examined_or_refused(client: Client, journal: str, *, sums: bool) -> tuple[list[Fragment], list[Finding]]:
+    """A journal that the broker cannot serve is a finding, and no reason not to look at the others."""
+    from penstock.journal import check
+    from penstock.journal.client import BrokerGoneError, JournalError, TimedOutError, UnauthenticatedError
+
+    try:
+        return _examined(client, journal, sums=sums)
+    except (BrokerGoneError, JournalError, TimedOutError, UnauthenticatedError):
+        raise
+    except PenstockError as error:
+        return [], [check.Finding(check.Fault.MISSING, 0, 0, f"not served: {error.message}")]
+
+
+def _examined(client: Client, journal: str, *, sums: bool) -> tuple[list[Fragment], list[Finding]]:
+    from penstock.journal import check
+    from penstock.journal.fragment import Fragment
+
+    client.begin(journal)  # waits until the broker knows its stores; a read does not
+    head = client.head(journal)
+    fragments = [Fragment.from_proto(listed.spec) for listed in client.fragments(journal)]
+    findings = check.layout(fragments, head)
+    if sums:
+        findings += _summed(client, journal, fragments)
+    return fragments, findings
+
+
+def _summed(client: Client, journal: str, fragments: Sequence[Fragment]) -> list[Finding]:
+    """Read all fragments, with a bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    findings: list[Finding] = []
+    total = sum(fragment.length for fragment in fragments)
+    # Only a terminal gets one: its lines would be noise in a log.
+    screen = Console(stderr=True, markup=False)
+    with Progress(console=screen, transient=True, disable=not sys.stderr.isatty()) as progress:
+        bar = progress.add_task(visible(journal), total=total)
+        for fragment in fragments:
+            if not fragment.length:
+                continue
+            finding = _content(client, fragment)
+            findings += [finding] if finding else []
+            progress.advance(bar, fragment.length)
+    return findings
+
+
+def _content(client: Client, fragment: Fragment) -> Finding | None:
+    """What is wrong with a fragment's content. That the broker is gone, or has other reasons, is no such thing."""
+    from penstock.journal import check
+    from penstock.journal.client import BrokerGoneError, JournalError, TimedOutError, UnauthenticatedError
+
+    try:
+        chunks = client.read(fragment.journal, fragment.begin, fragment.end, timeout=None)
+        return check.content(fragment, chunks)
+    except (JournalError, TimedOutError, UnauthenticatedError):
+        raise
+    except BrokerGoneError as error:
+        client.head(fragment.journal)  # it answers: then it was this read that it could not do
+        reason = error.message
+    except PenstockError as error:
+        reason = error.message
+    return check.Finding(check.Fault.MISSING, fragment.begin, fragment.end, f"cannot be read: {reason}")
+
+
+@click.command()
+@selector_option(required=True)
+@click.option("-f", "--force", is_flag=True, help="Even if content is not in a store yet.")
+@broker_options
+@json_option
+@click.pass_context
+def suspend(ctx: click.Context, *, connection: Connection, selector: LabelSelector, force: bool) -> None:
+    """Let brokers put journals aside that are not in use. The next append brings a journal back.
+
+    A journal whose content is all in a store keeps one replica (PARTIAL); one that is empty keeps none (FULL).
+
+    \b
+    Examples:
+      penstock journals suspend -l prefix=archive/
+      penstock journals suspend -l name=shop/orders --force
+    """
+    from penstock.journal.client import JournalError
+    from penstock.journal.protocol import AppendRequest, JournalSpec, Status
+
+    how = AppendRequest.SUSPEND_NOW if force else AppendRequest.SUSPEND_IF_FLUSHED
+    with connection.client() as client:
+        journals = selected(client, selector)
+        for journal in journals:
+            if _without_brokers(journal):
+                continue
+            try:
+                client.append(journal.spec.name, b"", suspend=how)
+            except JournalError as error:
+                if error.status != Status.SUSPENDED:
+                    raise
+        levels = {journal.spec.name: journal.spec.suspend.level for journal in client.list(selector)}
+    for journal in journals:
+        name = journal.spec.name
+        level = JournalSpec.Suspend.Level.Name(levels.get(name, JournalSpec.Suspend.NONE))
+        if wants_json(ctx):
+            emit({"journal": name, "level": level})
+        elif level == "NONE":
+            click.echo(
+                f"{name}: not suspended, since content is not in a store yet or in use (--force suspends)"
+            )
+        else:
+            click.echo(f"{name}: suspended ({level})")
+
+
+@click.command(name="reset-head", short_help="Trust the stores after replicas were lost.")
+@selector_option(required=True)
+@yes_option
+@broker_options
+@json_option
+@click.pass_context
+def reset_head(ctx: click.Context, *, connection: Connection, selector: LabelSelector, yes: bool) -> None:
+    """Set the write head of journals to the end of what their stores hold.
+
+    For disasters: when all replicas of a journal were lost, appends fail with INDEX_HAS_GREATER_OFFSET, since nobody
+    can tell whether the store has everything. This command says that it has. What was acknowledged but had not
+    reached the store is gone; registers come back empty, so that owners of the journal stop and tell.
+
+    A journal that got an append meanwhile needs no reset; that is told, and no failure.
+
+    \b
+    Examples:
+      penstock journals reset-head -l name=shop/orders
+      penstock journals reset-head -l prefix=shop/ --yes
+    """
+    from penstock.journal.client import JournalError
+    from penstock.journal.protocol import AppendRequest, Status
+
+    with connection.client() as client:
+        journals = [journal for journal in selected(client, selector) if not _without_brokers(journal)]
+        names = [journal.spec.name for journal in journals]
+        confirm(ctx, f"Reset the write head of {_some(names)}? Only if their replicas are lost.", yes=yes)
+        for name in names:
+            client.begin(name)  # waits until the broker knows its stores; a read does not
+            offset = client.metadata(name).offset
+            try:
+                client.append(name, b"", offset=offset, suspend=AppendRequest.SUSPEND_KEEP)
+                outcome, text = "reset", f"the write head is {offset}"
+            except JournalError as error:
+                if error.status != Status.WRONG_APPEND_OFFSET:
+                    raise
+                outcome, text = (
+                    "raced",
+                    f"somebody appended meanwhile; the write head is not {offset} any more",
+                )
+            if wants_json(ctx):
+                emit({"journal": name, "offset": offset, "outcome": outcome})
+            else:
+                click.echo(f"{name}: {text}")
+
+
+@click.command(short_help="Delete what lies below an offset.")
+@click.argument("journal")
+@click.argument("offset", type=click.IntRange(min=0))
+@yes_option
+@broker_options
+@json_option
+@click.pass_context
+def trim(ctx: click.Context, *, connection: Connection, journal: str, offset: int, yes: bool) -> None:
+    """Delete what lies below OFFSET of JOURNAL, by whole fragments. Reads below jump forward.
+
+    The fragment that holds OFFSET stays.
+
+    \b
+    Examples:
+      penstock journals trim shop/orders 1048576
+      penstock journals trim shop/orders 1048576 --yes --json
+    """
+    with connection.client() as client:
+        confirm(ctx, f"Delete the fragments of {journal} that end at or below {offset}?", yes=yes)
+        done = client.trim(journal, offset)
+    if wants_json(ctx):
+        emit({"journal": journal, "begin": done.begin, "fragments": done.fragments, "bytes": done.bytes})
+    else:
+        click.echo(
+            f"{journal}: {done.fragments} fragments of {done.bytes} bytes deleted; it begins at {done.begin}"
+        )
+
+
+@click.command(short_help="Close the fragment that is being written.")
+@click.argument("journal")
+@broker_options
+@json_option
+@click.pass_context
+def roll(ctx: click.Context, *, connection: Connection, journal: str) -> None:
+    """Close the fragment of JOURNAL that is being written, so that it goes to the store now.
+
+    \b
+    Examples:
+      penstock journals roll shop/orders
+      penstock journals roll shop/orders --broker http://localhost:8080
+    """
+    with connection.client() as client:
+        done = client.roll(journal)
+    if wants_json(ctx):
+        emit({"journal": journal, "offset": done.offset})
+    else:
+        click.echo(f"{journal}: the next fragment begins at {done.offset}")
+
+
+def _without_brokers(journal: ListResponse.Journal) -> bool:
+    """Whether it is suspended to zero replicas: empty, and served by nobody."""
+    from penstock.journal.protocol import JournalSpec
+
+    return journal.spec.suspend.level == JournalSpec.Suspend.FULL
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,453 @@
+"""The journal client of asyncio. One `AsyncClient` serves many tasks of one event loop.
+
+What is tried again by itself, and what is not:
+
+- **append** only while it is certain that nothing was committed: the statuses NOT_JOURNAL_PRIMARY_BROKER,
+  NO_JOURNAL_PRIMARY_BROKER and INSUFFICIENT_JOURNAL_BROKERS (the broker's word that nothing happened), no
+  connection, or a connection that broke before the message that means to commit was handed over. A
+  `BrokerGoneError` with `harmless` False, a `TimedOutError` and a cancellation leave the append in doubt: it may
+  have landed, or may yet. (The original's client repeats those as well, so that they may land twice.)
+- **read** and **watch** go on after every interruption (`reader`, `watch`).
+- the rest is asked once.
+"""
+
+# ruff: noqa: ASYNC109 - time-outs are sent to the broker, which ends the call by them as well
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+
+from penstock.base.disk import Buffer
+from penstock.journal.client import answers, backoff, connection, requests
+from penstock.journal.client.answers import Appended, Span
+from penstock.journal.client.connection import NoTokens, Tls, Tokens
+from penstock.journal.client.errors import BrokerGoneError, JournalError, TimedOutError, translated
+from penstock.journal.client.reader import Reader, ReadOptions
+from penstock.journal.client.routes import Line, Lines, RouteCache
+from penstock.journal.client.shared import SMALL, SharedAppends, takes_batches
+from penstock.journal.client.streamed import append_over
+from penstock.journal.protocol import (
+    AppendRequest,
+    AppendResponse,
+    ApplyRequest,
+    FragmentsRequest,
+    FragmentsResponse,
+    Header,
+    JournalSpec,
+    LabelSelector,
+    LabelSet,
+    ListResponse,
+    LocateRequest,
+    ReadRequest,
+    ReadResponse,
+    RollRequest,
+    RollResponse,
+    Status,
+    TrimRequest,
+    TrimResponse,
+)
+
+DEFAULT_TIMEOUT = 60.0
+RETRIED = frozenset(
+    {
+        Status.NOT_JOURNAL_PRIMARY_BROKER,
+        Status.NO_JOURNAL_PRIMARY_BROKER,
+        Status.INSUFFICIENT_JOURNAL_BROKERS,
+    }
+)
+
+Content: TypeAlias = Buffer | Sequence[Buffer] | AsyncIterable[bytes]
+Journals: TypeAlias = list[ListResponse.Journal]
+Spans: TypeAlias = list[Span]
+"""Named here, since inside `AsyncClient` the word `list` means something else."""
+
+A = TypeVar("A")
+
+
+class AsyncClient:
+    """A connection to a broker, and with `follow_routes` to those that it points to.
+
+    `zone` is the client's own: reads prefer brokers there. Forms of address: `penstock.journal.client.connection`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: Tls | None = None,
+        tokens: Tokens | None = None,
+        follow_routes: bool = False,
+        zone: str = "",
+    ) -> None:
+        self.address = address
+        self.follow_routes = follow_routes
+        self.zone = zone
+        self.tokens: Tokens = tokens or NoTokens()
+        self.routes = RouteCache()
+        self.lines = Lines(address, tls)
+        self._closed = False
+        self._appending: Counter[str] = Counter()
+        """Appends under way, by journal."""
+        self._shared: dict[tuple[str, str], SharedAppends] = {}
+
+    def __repr__(self) -> str:
+        return f"AsyncClient({self.address!r})"
+
+    async def append(
+        self,
+        journal: str,
+        content: Content,
+        *,
+        check: LabelSelector | None = None,
+        union: LabelSet | None = None,
+        subtract: LabelSet | None = None,
+        offset: int = 0,
+        suspend: int = AppendRequest.SUSPEND_RESUME,
+        timeout: float = DEFAULT_TIMEOUT,
+        retry: bool = True,
+    ) -> Appended:
+        """Append all of `content` in one transaction; durable on return. Empty content is a barrier.
+
+        `timeout` bounds all attempts together. Content that comes from an asynchronous iterator cannot come twice,
+        so it is not tried again; if the iterator fails, nothing is appended.
+        """
+        first = requests.append(journal, check, union, subtract, offset, suspend)
+        deadline = asyncio.get_running_loop().time() + timeout
+        if isinstance(content, AsyncIterable):
+            response = await self._append_once(first, content, timeout)
+            return answers.appended(journal, response)
+        pieces = requests.pieces_of(content)
+        failures = 0
+        while True:
+            try:
+                left = deadline - asyncio.get_running_loop().time()
+                response = await self._append_once(first, pieces, left)
+                return answers.appended(journal, response, sum(map(len, pieces)))
+            except JournalError as error:
+                if not retry or error.status not in RETRIED:
+                    raise
+                failure: BrokerGoneError | JournalError = error
+            except BrokerGoneError as error:
+                if not retry or not error.harmless or self._closed:
+                    raise
+                failure = error
+            failures += 1
+            wait = backoff.delay(failures)
+            if asyncio.get_running_loop().time() + wait >= deadline:
+                raise failure
+            await asyncio.sleep(wait)
+
+    async def _append_once(
+        self, first: AppendRequest, content: Sequence[memoryview] | AsyncIterable[bytes], timeout: float
+    ) -> AppendResponse:
+        """One attempt; its answer, whatever it says."""
+        if self._closed:
+            raise BrokerGoneError("the client is closed", harmless=True)
+        line = self.primary_line(first.journal)
+        metadata = connection.bearer(self.tokens.for_append(first.journal))
+        self._appending[first.journal] += 1
+        try:
+            with line.busy():
+                if await self._shares(line, first, content, metadata):
+                    assert not isinstance(content, AsyncIterable)
+                    shared = self._shared_by(line, first.journal, metadata)
+                    async with asyncio.timeout(timeout):
+                        response = await shared.append(requests.whole(first, content))
+                else:
+                    response = await append_over(line, first, content, timeout, metadata)
+        except TimeoutError:
+            raise TimedOutError(f"the broker at {line.address} did not answer in time") from None
+        except BrokerGoneError:
+            self.routes.forget(first.journal)
+            raise
+        finally:
+            self._appending[first.journal] -= 1
+            if not self._appending[first.journal]:
+                del self._appending[first.journal]
+        self.observe(first.journal, response.header)
+        return response
+
+    async def _shares(
+        self,
+        line: Line,
+        first: AppendRequest,
+        content: Sequence[memoryview] | AsyncIterable[bytes],
+        metadata: connection.Metadata,
+    ) -> bool:
+        """Whether an append goes with others: it is small, and others of its journal are under way."""
+        if self._appending[first.journal] < 2 or isinstance(content, AsyncIterable):
+            return False
+        if line.takes_batches is None:
+            line.takes_batches = await takes_batches(line, metadata)
+        return line.takes_batches and sum(map(len, content)) <= SMALL
+
+    def _shared_by(self, line: Line, journal: str, metadata: connection.Metadata) -> SharedAppends:
+        shared = self._shared.get((line.address, journal))
+        if shared is None or shared.ended:
+            shared = self._shared[line.address, journal] = SharedAppends(line, metadata)
+            for key in [key for key, other in self._shared.items() if other.ended]:
+                del self._shared[key]
+        return shared
+
+    def read(
+        self,
+        journal: str,
+        begin: int = 0,
+        end: int = 0,
+        *,
+        block: bool = False,
+        begin_mod_time: int = 0,
+        direct: bool = False,
+        file_root: Path | None = None,
+        raise_jumps: bool = False,
+        outage_limit: float | None = None,
+    ) -> Reader:
+        """Committed bytes from `begin` (-1: the write head) as (offset, chunk), across fragments and outages.
+
+        Up to `end`, or to the write head; with `block` it goes on as bytes are committed. With `direct`, stored
+        fragments are fetched from their store. See `penstock.journal.client.reader`.
+        """
+        options = ReadOptions(
+            journal, begin, end, block, begin_mod_time, direct, file_root, raise_jumps, outage_limit
+        )
+        return Reader(self, options)
+
+    async def read_bytes(self, journal: str, begin: int, end: int = 0) -> bytes:
+        """Bytes [begin, end), or up to the write head; an error if any of them is gone."""
+        whole = answers.Whole(journal, begin)
+        async with self.read(journal, begin, end) as reader:
+            async for offset, chunk in reader:
+                whole.add(offset, chunk)
+        return whole.content()
+
+    async def metadata(
+        self,
+        journal: str,
+        offset: int = -1,
+        *,
+        block: bool = False,
+        timeout: float = DEFAULT_TIMEOUT,
+        begin_mod_time: int = 0,
+    ) -> ReadResponse:
+        """What a read from `offset` (-1: the write head) would begin with. OK, or OFFSET_NOT_YET_AVAILABLE."""
+        request = ReadRequest(
+            journal=journal, offset=offset, block=block, metadata_only=True, begin_mod_time=begin_mod_time
+        )
+        metadata = connection.bearer(self.tokens.for_read(journal))
+
+        async def first(line: Line) -> ReadResponse:
+            call = line.calls.read(request, timeout=timeout, metadata=metadata)
+            try:
+                response = await call.read()
+            finally:
+                call.cancel()
+            if not isinstance(response, ReadResponse):
+                raise TimedOutError(f"journal {journal}: no answer")
+            return response
+
+        response = await self._asked(journal, first)
+        self.observe(journal, response.header)
+        answers.Progress(journal, offset, 0).accept(response)
+        return response
+
+    async def head(self, journal: str) -> int:
+        """The write head: the offset of the next byte to be committed."""
+        return (await self.metadata(journal)).write_head
+
+    async def wait(self, journal: str, beyond: int, timeout: float) -> int:
+        """The write head, as soon as it is past `beyond`, or after `timeout` seconds as it is."""
+        try:
+            return (await self.metadata(journal, beyond, block=True, timeout=timeout)).write_head
+        except TimedOutError:
+            return await self.head(journal)
+
+    async def begin(self, journal: str) -> int:
+        """The offset of the first byte that is still there; 0 if there is none."""
+        response = await self._fragments(FragmentsRequest(journal=journal, page_limit=1))
+        answers.require_ok(journal, response.status)
+        return response.fragments[0].spec.begin if response.fragments else 0
+
+    async def fragments(
+        self,
+        journal: str,
+        *,
+        begin_mod_time: int = 0,
+        end_mod_time: int = 0,
+        signature_ttl: timedelta | None = None,
+    ) -> AsyncIterator[FragmentsResponse._Fragment]:
+        """The fragments of a journal, as `Client.fragments`."""
+        token = 0
+        while True:
+            response = await self._fragments(
+                requests.fragments(journal, begin_mod_time, end_mod_time, signature_ttl, token)
+            )
+            token = answers.page(journal, response, token)
+            for fragment in response.fragments:
+                yield fragment
+            if not token:
+                return
+
+    async def list(self, selector: LabelSelector | None = None) -> Journals:
+        """The journals that the selector matches, in the order of their names."""
+        request = requests.listing(selector)
+        snapshots = answers.Snapshots()
+        metadata = connection.bearer(self.tokens.for_list(request.selector))
+        try:
+            async for response in self.lines.home.calls.list(
+                request, timeout=DEFAULT_TIMEOUT, metadata=metadata
+            ):
+                snapshots.accept(response)
+        except grpc.aio.AioRpcError as error:
+            raise translated(error, self.address) from None
+        return snapshots.rest()
+
+    async def watch(self, selector: LabelSelector | None = None) -> AsyncIterator[Journals]:
+        """The journals that the selector matches: now, and again, complete, whenever that changes. Without end.
+
+        A stream that breaks, or that the broker ends, is resumed after the last snapshot, so none comes twice.
+        """
+        resume: Header | None = None
+        failures = 0
+        while True:
+            request = requests.listing(selector, watch=True, resume=resume)
+            snapshots = answers.Snapshots(resume)
+            call = self.lines.home.calls.list(
+                request, metadata=connection.bearer(self.tokens.for_list(request.selector))
+            )
+            try:
+                async for response in call:
+                    journals = snapshots.accept(response)
+                    if journals is not None:
+                        failures, resume = 0, snapshots.header
+                        yield journals
+            except grpc.aio.AioRpcError as error:
+                failure = translated(error, self.address)
+                if not isinstance(failure, (BrokerGoneError, TimedOutError)):
+                    raise failure from None
+            finally:
+                call.cancel()
+            failures += 1
+            await asyncio.sleep(backoff.delay(failures))
+
+    async def apply(self, changes: Iterable[ApplyRequest.Change], *, max_txn_size: int = 0) -> bool:
+        """Apply all changes or none; False if a revision was not as expected.
+
+        With `max_txn_size` they go in transactions of so many changes each, one after the other: the first that
+        fails ends it, and those before it stay.
+        """
+        for request in requests.apply(changes, max_txn_size):
+            metadata = connection.bearer(self.tokens.for_apply())
+            response = await self._home(
+                self.lines.home.calls.apply(request, timeout=DEFAULT_TIMEOUT, metadata=metadata)
+            )
+            if not answers.was_applied(response):
+                return False
+        return True
+
+    async def create(self, spec: JournalSpec) -> bool:
+        """Make a journal; False if one of this name is there already."""
+        return await self.apply([ApplyRequest.Change(expect_mod_revision=0, upsert=spec)])
+
+    async def store_health(self, url: str, *, check_delete_prefix: str | None = None) -> str:
+        """What is wrong with a fragment store, as the broker sees it; empty if nothing is."""
+        request = requests.store_health(url, check_delete_prefix)
+        metadata = connection.bearer(self.tokens.for_health())
+        call = self.lines.home.calls.fragment_store_health(
+            request, timeout=2 * DEFAULT_TIMEOUT, metadata=metadata
+        )
+        return answers.health(await self._home(call))
+
+    async def trim(self, journal: str, offset: int) -> TrimResponse:
+        """Delete the fragments that end at or below `offset`. Reads below jump forward."""
+        request = TrimRequest(journal=journal, offset=offset)
+        metadata = connection.bearer(self.tokens.for_maintenance(journal))
+        response = await self._home(
+            self.lines.home.calls.trim(request, timeout=DEFAULT_TIMEOUT, metadata=metadata)
+        )
+        answers.require_ok(journal, response.status)
+        return response
+
+    async def roll(self, journal: str) -> RollResponse:
+        """Close the fragment under construction, so that it goes to the store now."""
+        metadata = connection.bearer(self.tokens.for_maintenance(journal))
+        response = await self._home(
+            self.lines.home.calls.roll(
+                RollRequest(journal=journal), timeout=DEFAULT_TIMEOUT, metadata=metadata
+            )
+        )
+        answers.require_ok(journal, response.status)
+        return response
+
+    async def locate(self, journal: str, begin: int, end: int) -> Spans:
+        """Where [begin, end) lies in local files; what the spans leave out is to be read from the broker."""
+        request = LocateRequest(journal=journal, begin=begin, end=end)
+        metadata = connection.bearer(self.tokens.for_read(journal))
+        call = self.lines.home.calls.locate(request, timeout=DEFAULT_TIMEOUT, metadata=metadata)
+        return answers.spans(journal, await self._home(call))
+
+    async def close(self) -> None:
+        """End everything; appends under way fail or are cancelled, and are in doubt."""
+        self._closed = True
+        for shared in list(self._shared.values()):
+            await shared.close()
+        await self.lines.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def primary_line(self, journal: str) -> Line:
+        """Where appends to a journal go."""
+        return self.lines.to(self.routes.primary(journal) if self.follow_routes else None)
+
+    def member_line(self, journal: str) -> Line:
+        """Where reads of a journal go."""
+        return self.lines.to(self.routes.member(journal, self.zone) if self.follow_routes else None)
+
+    def observe(self, journal: str, header: Header) -> None:
+        if self.follow_routes:
+            self.routes.observe(journal, header)
+
+    def gone(self, error: grpc.aio.AioRpcError, line: Line, journal: str) -> Exception:
+        """gRPC's error as ours; a route to a broker that does not answer is forgotten."""
+        failure = translated(error, line.address)
+        if isinstance(failure, BrokerGoneError):
+            self.routes.forget(journal)
+        return failure
+
+    async def _asked(self, journal: str, ask: Callable[[Line], Awaitable[A]]) -> A:
+        """The answer of a broker that has the journal."""
+        line = self.member_line(journal)
+        with line.busy():
+            try:
+                return await ask(line)
+            except grpc.aio.AioRpcError as error:
+                raise self.gone(error, line, journal) from None
+
+    async def _fragments(self, request: FragmentsRequest) -> FragmentsResponse:
+        metadata = connection.bearer(self.tokens.for_read(request.journal))
+        response = await self._asked(
+            request.journal,
+            lambda line: line.calls.list_fragments(request, timeout=DEFAULT_TIMEOUT, metadata=metadata),
+        )
+        self.observe(request.journal, response.header)
+        return response
+
+    async def _home(self, call: Awaitable[A]) -> A:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise translated(error, self.address) from None

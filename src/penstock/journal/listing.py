@@ -1,0 +1,119 @@
+"""What there is: the journals of the key space (reference 20, "List"), and the fragments of one ("ListFragments")."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from concurrent.futures import Executor
+
+from penstock.journal import keys, labels
+from penstock.journal.claims import Claims
+from penstock.journal.keyspace import Entry, LocalKeySpace
+from penstock.journal.protocol import (
+    FragmentsRequest,
+    FragmentsResponse,
+    Header,
+    JournalSpec,
+    ListRequest,
+    ListResponse,
+    Status,
+)
+from penstock.journal.read import signed
+from penstock.journal.replica import InStore, Replica
+from penstock.journal.resolver import Resolver
+
+CHUNK = 25
+PAGE = 1000
+_O_WRONLY = 2
+
+Matched = list[tuple[JournalSpec, Entry]]
+
+
+async def list_journals(
+    request: ListRequest, claims: Claims, keyspace: LocalKeySpace, resolver: Resolver, ended: asyncio.Event
+) -> AsyncGenerator[ListResponse, None]:
+    """A snapshot, and while it is watched a new one whenever what matches has changed, until `ended`."""
+    resumed = (
+        request.watch_resume.etcd.revision + 1 if request.watch and request.HasField("watch_resume") else 0
+    )
+    if resumed and not await _until(keyspace, resumed, ended):
+        return
+    last: tuple[int, int] | None = None
+    while True:
+        revision = keyspace.revision
+        matched = _matching(request, claims, keyspace)
+        version = (len(matched), max((entry.mod_revision for _, entry in matched), default=0))
+        if version != last:
+            last = version
+            for response in _snapshot(matched, resolver):
+                yield response
+            if request.watch:
+                yield ListResponse()
+        if not request.watch or not await _until(keyspace, revision + 1, ended):
+            return
+
+
+def _matching(request: ListRequest, claims: Claims, keyspace: LocalKeySpace) -> Matched:
+    selector, allowed = labels.for_list(request.selector), labels.for_list(claims.selector)
+    found = ((JournalSpec.FromString(entry.value), entry) for _, entry in keyspace.under(keys.ITEMS))
+    return [
+        (spec, entry)
+        for spec, entry in found
+        for named in (labels.with_name(spec.labels, spec.name),)
+        if labels.match(selector, named) and labels.match(allowed, named)
+    ]
+
+
+def _snapshot(matched: Matched, resolver: Resolver) -> list[ListResponse]:
+    """Only the first message has a header; none but the first may be empty."""
+    responses = [ListResponse(header=resolver.header())]
+    for spec, entry in matched:
+        if len(responses[-1].journals) == CHUNK:
+            responses.append(ListResponse())
+        responses[-1].journals.add(
+            spec=spec,
+            mod_revision=entry.mod_revision,
+            create_revision=entry.create_revision,
+            route=resolver.route(spec.name),
+        )
+    return responses
+
+
+async def _until(keyspace: LocalKeySpace, revision: int, ended: asyncio.Event) -> bool:
+    """Wait for a revision; False if we are to end instead."""
+    if ended.is_set():
+        return False
+    waits = [
+        asyncio.ensure_future(keyspace.wait_for_revision(revision)),
+        asyncio.ensure_future(ended.wait()),
+    ]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    return not ended.is_set()
+
+
+async def list_fragments(
+    request: FragmentsRequest, replica: Replica, header: Header, threads: Executor
+) -> FragmentsResponse:
+    """A page of a journal's fragments, the one being written included."""
+    if replica.spec.flags == _O_WRONLY:
+        return FragmentsResponse(status=Status.NOT_ALLOWED, header=header)
+    await replica.until_listed_once()
+    response = FragmentsResponse(header=header)
+    limit = request.page_limit or PAGE
+    for entry in replica.index.starting_at(request.next_page_token):
+        fragment, place = entry.fragment, entry.payload
+        if len(response.fragments) == limit:
+            response.next_page_token = fragment.begin
+            break
+        if fragment.mod_time and fragment.mod_time < request.begin_mod_time:
+            continue
+        if request.end_mod_time and not 0 < fragment.mod_time <= request.end_mod_time:
+            continue
+        listed = response.fragments.add(spec=fragment.to_proto())
+        if request.HasField("signatureTTL") and isinstance(place, InStore):
+            listed.signed_url = await signed(place, request.signatureTTL.ToTimedelta(), threads)
+    return response

@@ -1,0 +1,415 @@
+"""A journal's spool on this broker's disk: the pure spool, its file, and the one place where commits become durable.
+
+Who owns it applies content and proposals (`content`, `propose`), then waits in `durable`. Group commit: while one
+sync is under way others adopt; the next sync serves them all. The observer learns of bytes only when they are
+durable. Rolling makes the next file durable first, since it carries the registers, before the old one is handed
+on.
+
+On the event loop's thread, but for what blocks: that runs in threads, and since a thread cannot be cancelled, a
+cancelled task waits for its end (`uncancelled`): nobody finds a file still being written by someone who has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from penstock.base import faults
+from penstock.base.disk import Buffer, Disk
+from penstock.base.errors import PenstockError
+from penstock.journal.fragment import Codec, Fragment
+from penstock.journal.metrics import Metrics
+from penstock.journal.protocol import LabelSet
+from penstock.journal.spool import Outcome, Spool, empty_fragment
+from penstock.journal.spoolfile import SUFFIX, SpoolFile, require_fitting
+from penstock.journal.uncancelled import uncancelled
+
+log = logging.getLogger(__name__)
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class JournalFailedError(PenstockError):
+    """A sync failed: what was adopted is in doubt. If the disk was full the journal goes on once it has room."""
+
+
+class Spawn(Protocol):
+    """Starts a task that the broker owns and ends."""
+
+    def __call__(self, work: Awaitable[None], name: str) -> asyncio.Task[None]: ...
+
+
+class Observer(Protocol):
+    """Who is told of a spool's progress."""
+
+    def committed(self, fragment: Fragment, file: SpoolFile) -> None:
+        """This much of the file is durable."""
+
+    def completed(self, file: SpoolFile) -> None:
+        """The file will grow no more; it holds a fragment that is not empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What the spools of one broker share: the disk, the threads that sync, who owns tasks, the clock (µs)."""
+
+    disk: Disk
+    threads: Executor
+    spawn: Spawn
+    metrics: Metrics
+    now: Callable[[], int]
+
+
+class LocalSpool:
+    """The spool of one journal. Recovers from its directory when made, which blocks."""
+
+    __slots__ = (
+        "_adopted",
+        "_directory",
+        "_durable",
+        "_failure",
+        "_file",
+        "_flushing",
+        "_lost",
+        "_observer",
+        "_shop",
+        "_waiting",
+        "first_append",
+        "journal",
+        "spool",
+        "used",
+    )
+
+    def __init__(self, journal: str, directory: Path, shop: Workshop, observer: Observer) -> None:
+        self.journal = journal
+        self.first_append = 0
+        self.used = 0.0
+        """When content last came (monotonic clock)."""
+        self._directory = directory
+        self._shop = shop
+        self._observer = observer
+        self._file: SpoolFile | None = None
+        self._failure: BaseException | None = None
+        self._adopted = 0
+        self._durable = 0
+        self._lost: list[range] = []
+        """Tickets of commits that failed and were given up."""
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._flushing = False
+        self.spool = Spool(empty_fragment(journal, 0, Codec.NONE), LabelSet(), self)
+        with faults.step("recover"):
+            self._recover()
+
+    @property
+    def fragment(self) -> Fragment:
+        return self.spool.fragment
+
+    @property
+    def registers(self) -> LabelSet:
+        return self.spool.registers
+
+    @property
+    def committed_end(self) -> int:
+        """One past the last byte that is durable."""
+        return self._file.fragment.end if self._file is not None else self.spool.end
+
+    @property
+    def path(self) -> Path | None:
+        """The file under construction, if there is one."""
+        return self._file.path if self._file is not None else None
+
+    # What the owner does.
+
+    async def ready(self) -> None:
+        """Make sure that there is a file for content to go to."""
+        self.require_sound()
+        self.used = time.monotonic()
+        if self._file is None:
+            await uncancelled(self._start(self.spool.fragment, self.spool.registers))
+
+    async def mended(self) -> None:
+        """Go on after a commit that failed since the disk was full, if it has room by now.
+
+        What was adopted since the last commit that went well is given up: whoever waited for it was told. Its record
+        is made void before anything else takes its place.
+        """
+        if self._failure is None or self._flushing or not _is_full(self._failure):
+            return
+        await uncancelled(self._mend())
+
+    async def _mend(self) -> None:
+        file = self._file
+        assert file is not None
+        await asyncio.get_running_loop().run_in_executor(self._shop.threads, file.give_up)
+        fragment, registers = file.fragment, file.record.registers
+        if fragment.length:
+            await self._start(empty_fragment(self.journal, fragment.end, fragment.codec), registers)
+        else:
+            self.spool = Spool(fragment, registers, self)
+        self._lost.append(range(self._durable + 1, self._adopted + 1))
+        self._adopted += 1
+        self._durable = self._adopted
+        self._failure = None
+
+    def content(self, chunk: Buffer) -> None:
+        """Take a chunk that continues what has been taken; after `ready`."""
+        self.spool.content(chunk, self.spool.delta)
+
+    def write(self, content: Buffer, position: int) -> None:
+        """The pure spool's storage: the file of the fragment under construction."""
+        assert self._file is not None
+        try:
+            self._file.write(content, position)
+        except OSError as error:
+            raise OSError(error.errno, f"{self.journal}: {error.strerror}", str(self._file.path)) from error
+
+    async def propose(self, proposal: Fragment, registers: LabelSet) -> tuple[Outcome, int]:
+        """Apply a proposal (reference 15): roll if it says so, then commit, roll back, or refuse it.
+
+        Returns the ticket to wait for with `durable`, if it is to be acknowledged.
+        """
+        if self.spool.rolls_at(proposal):
+            await self.roll(proposal, registers)
+        if proposal == self.spool.fragment and registers == self.spool.registers:
+            self.roll_back()
+            return Outcome.ROLLED_BACK, self._adopted
+        if self.spool.delta and proposal == self.spool.next():
+            return Outcome.COMMITTED, self.adopt(registers)
+        return Outcome.MISMATCH, self._adopted
+
+    async def roll(self, proposal: Fragment, registers: LabelSet) -> None:
+        """Begin the fragment that `proposal` ends with, unless that is where we are. Drops what is uncommitted."""
+        self.require_sound()
+        self.roll_back()
+        current = self.spool.fragment
+        started = empty_fragment(self.journal, proposal.end, proposal.codec)
+        if started == current:
+            return
+        if self._file is None and started.end == 0 and not self.spool.registers.labels:
+            self.spool = self.spool.rolled(started, registers, self)
+            return
+        await self.durable()
+        kept = registers if started.end > current.end else self.spool.registers
+        if started.begin == current.begin:
+            await uncancelled(self._recode(started))
+        else:
+            await uncancelled(self._start(started, kept))
+
+    def adopt(self, registers: LabelSet) -> int:
+        """Commit the streamed content in memory; durable once `durable` returns for the ticket."""
+        require_fitting(self.journal, registers)
+        if not self.spool.fragment.length:
+            self.first_append = self._shop.now()
+        self._shop.metrics.commits += 1
+        self._shop.metrics.commit_bytes += self.spool.delta
+        self.spool.commit(registers)
+        self._adopted += 1
+        if not self._flushing:
+            self._flushing = True
+            self._shop.spawn(self._flush(), f"flush {self.journal}")
+        return self._adopted
+
+    def roll_back(self) -> None:
+        if self.spool.delta:
+            self._shop.metrics.rollbacks += 1
+            self._shop.metrics.rollback_bytes += self.spool.delta
+            self.spool.roll_back()
+
+    def require_sound(self) -> None:
+        if self._failure is not None:
+            full = _is_full(self._failure)
+            raise JournalFailedError(
+                f"{self.journal}: a sync failed ({self._failure}); nothing more is accepted",
+                hint="make room on the disk, then append again"
+                if full
+                else "see to the disk, then restart the broker",
+            )
+
+    @property
+    def ticket(self) -> int:
+        """Of the last commit."""
+        return self._adopted
+
+    # What anyone may do.
+
+    async def durable(self, ticket: int | None = None) -> None:
+        """Wait until the adopted commit of this ticket (by default: all there are) is on stable storage."""
+        if ticket is not None and any(ticket in lost for lost in self._lost):
+            raise JournalFailedError(f"{self.journal}: the sync failed, and the append was given up")
+        ticket = self._adopted if ticket is None else ticket
+        if ticket <= self._durable:
+            return
+        if self._failure is not None:
+            raise JournalFailedError(f"{self.journal}: the sync failed: {self._failure}")
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((ticket, future))
+        await future
+
+    def park(self) -> None:
+        """Let go of the file's descriptor until content comes again, if nothing is under way."""
+        if self._file is not None and not self._flushing and not self.spool.delta and self._failure is None:
+            self._file.park()
+
+    def abandon(self) -> None:
+        """Close the file, and nothing else. Everything acknowledged is durable already."""
+        if self._file is not None:
+            self._file.close()
+
+    async def _flush(self) -> None:
+        """Group commit: one sync for all that have adopted since the last one."""
+        loop = asyncio.get_running_loop()
+        metrics = self._shop.metrics
+        try:
+            while self._durable < self._adopted:
+                file, ticket, fragment = self._file, self._adopted, self.spool.fragment
+                assert file is not None
+                commit = partial(_commit, file, fragment, self.spool.registers, self.first_append)
+                began = time.perf_counter()
+                await loop.run_in_executor(self._shop.threads, commit)
+                metrics.syncs += 1
+                metrics.sync_seconds += time.perf_counter() - began
+                self._durable = ticket
+                self._observer.committed(fragment, file)
+                self._wake(ticket, None)
+        except BaseException as error:
+            self._failure = error
+            log.error("%s: sync failed: %r", self.journal, error)
+            self._wake(self._adopted, JournalFailedError(f"{self.journal}: the sync failed: {error}"))
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._flushing = False
+
+    def _wake(self, ticket: int, error: Exception | None) -> None:
+        waiting, self._waiting = self._waiting, []
+        for wanted, future in waiting:
+            if wanted > ticket:
+                self._waiting.append((wanted, future))
+            elif future.done():
+                continue
+            elif error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+    async def _start(self, fragment: Fragment, registers: LabelSet) -> None:
+        """Make the next file. The old one is handed on, or removed if it is empty."""
+        loop = asyncio.get_running_loop()
+        create = partial(self._create_file, fragment, registers)
+        file = await loop.run_in_executor(self._shop.threads, create)
+        old, self._file = self._file, file
+        self.spool = Spool(fragment, registers, self)
+        self.first_append = 0
+        if old is None:
+            return
+        old.park()
+        if old.fragment.length:
+            self._observer.completed(old)
+        else:
+            self._shop.disk.remove(old.path)
+
+    async def _recode(self, fragment: Fragment) -> None:
+        """An empty fragment takes another codec: one more record in the file that it has."""
+        file = self._file
+        if file is not None:
+            commit = partial(_commit, file, fragment, self.spool.registers, 0)
+            await asyncio.get_running_loop().run_in_executor(self._shop.threads, commit)
+        self.spool = Spool(fragment, self.spool.registers, self)
+
+    def _create_file(self, fragment: Fragment, registers: LabelSet) -> SpoolFile:
+        with faults.step("roll"):
+            self._shop.disk.make_dirs(self._directory)
+            return SpoolFile.create(self._shop.disk, self._directory, fragment, registers)
+
+    def _recover(self) -> None:
+        """Find the files that a crash left: the last one is under construction, those before it are complete."""
+        found = self._found()
+        if not found:
+            return
+        self._file, recovered = found[-1]
+        self.spool = recovered.attached_to(self)
+        self.first_append = self._file.record.first_append
+        for file, spool in found:
+            file.park()
+            if spool.fragment.length:
+                self._observer.committed(spool.fragment, file)
+        for file, spool in found[:-1]:
+            if spool.fragment.length:
+                self._observer.completed(file)
+            else:
+                self._shop.disk.remove(file.path)
+
+    def _found(self) -> list[tuple[SpoolFile, Spool]]:
+        """The spools in the directory, in order; files that never came to life are removed.
+
+        So is an empty one that begins before the end of the file before it: a roll failed after it had made it.
+        """
+        disk = self._shop.disk
+        if self._directory.is_dir():
+            disk.sync_dir(self._directory)  # whoever made a file here may have died before that
+        found: list[tuple[SpoolFile, Spool]] = []
+        end = 0
+        try:
+            for path in disk.entries(self._directory):
+                if path.suffix != SUFFIX:
+                    continue
+                recovered = SpoolFile.recover(disk, path, self.journal)
+                if recovered is None:
+                    self._remove_dead(path)
+                elif recovered[1].end < end and not recovered[1].fragment.length:
+                    recovered[0].close()
+                    self._remove_dead(path)
+                else:
+                    found.append(recovered)
+                    end = recovered[1].end
+        except BaseException:
+            for file, _ in found:
+                file.close()
+            raise
+        return found
+
+    def _remove_dead(self, path: Path) -> None:
+        with suppress(FileNotFoundError):
+            self._shop.disk.remove(path)
+
+
+def _commit(file: SpoolFile, fragment: Fragment, registers: LabelSet, first_append: int) -> None:
+    with faults.step("commit"):
+        file.commit(fragment, registers, first_append)
+
+
+def _is_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+def proposal_to_extend(
+    fragment: Fragment,
+    *,
+    codec: Codec,
+    length: int,
+    flush_seconds: int,
+    first_append: int,
+    now: int,
+    roll_to: int | None,
+) -> Fragment:
+    """What the next append proposes to extend: the fragment, or an empty one that follows it (reference 14,
+    "When a fragment rolls"). Times in seconds; `roll_to` closes the fragment there whatever it is like.
+    """
+    offset = fragment.end if roll_to is None else max(roll_to, fragment.end)
+    flushes = bool(flush_seconds) and first_append // flush_seconds != now // flush_seconds
+    rolls = (
+        not fragment.length
+        or fragment.length > length
+        or (roll_to is not None and roll_to != fragment.begin)
+        or flushes
+    )
+    return empty_fragment(fragment.journal, offset, codec) if rolls else fragment

@@ -1,0 +1,131 @@
+"""Appends of many tasks to one journal go together, and each stands for itself."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from penstock.base.errors import PenstockError
+from penstock.journal.client import AsyncClient, BrokerGoneError, JournalError, RegisterMismatchError
+from penstock.journal.client import shared as shared_module
+from penstock.journal.embedded import EmbeddedBroker
+from penstock.journal.labels import label_set, parse_selector
+from penstock.log.commitlog import journal_spec
+
+from .brokers import JOURNAL
+
+
+async def opened(broker: EmbeddedBroker) -> AsyncClient:
+    client = AsyncClient(broker.address)
+    await client.create(journal_spec(JOURNAL, 1 << 20, {}))
+    return client
+
+
+def test_appends_of_many_tasks_share_a_stream_and_land_apart(broker: EmbeddedBroker) -> None:
+    async def test() -> None:
+        async with await opened(broker) as client:
+            contents = [b"%05d;" % number * (1 + number % 50) for number in range(500)]
+            landed = await asyncio.gather(*(client.append(JOURNAL, content) for content in contents))
+            assert len(client._shared) == 1, "they did not share"
+            whole = await client.read_bytes(JOURNAL, 0)
+            assert len(whole) == sum(map(len, contents))
+            for content, place in zip(contents, landed, strict=True):
+                assert whole[place.begin : place.end] == content
+
+    asyncio.run(test())
+
+
+def test_one_that_is_refused_takes_nobody_else_with_it(broker: EmbeddedBroker) -> None:
+    async def test() -> None:
+        async with await opened(broker) as client:
+            await client.append(JOURNAL, b"x", union=label_set({"epoch": "1"}))
+            wrong = parse_selector("epoch=2")
+            outcomes = await asyncio.gather(
+                *(
+                    client.append(JOURNAL, b"%d" % number, check=wrong if number % 3 else None)
+                    for number in range(30)
+                ),
+                return_exceptions=True,
+            )
+            refused = [isinstance(outcome, RegisterMismatchError) for outcome in outcomes]
+            assert refused == [bool(number % 3) for number in range(30)]
+            missing = await asyncio.gather(
+                *(client.append("no/such/journal", b"x") for _ in range(3)), return_exceptions=True
+            )
+            assert all(isinstance(outcome, JournalError) for outcome in missing)
+
+    asyncio.run(test())
+
+
+def test_one_whose_request_is_nonsense_is_told_so_and_the_others_land(broker: EmbeddedBroker) -> None:
+    async def test() -> None:
+        async with await opened(broker) as client:
+            outcomes = await asyncio.gather(
+                client.append(JOURNAL, b"a"),
+                client.append(JOURNAL, b"", union=label_set({"epoch": "1"})),
+                client.append(JOURNAL, b"b"),
+                return_exceptions=True,
+            )
+            assert isinstance(outcomes[1], PenstockError)
+            assert "register modification requires non-empty Append" in str(outcomes[1])
+            assert await client.read_bytes(JOURNAL, 0) in (b"ab", b"ba")
+
+    asyncio.run(test())
+
+
+def test_a_broker_that_goes_away_leaves_those_under_way_in_doubt_and_nobody_waiting(tmp_path: Path) -> None:
+    async def test() -> None:
+        broker = EmbeddedBroker(tmp_path / "data")
+        client = await opened(broker)
+        appends = [asyncio.create_task(client.append(JOURNAL, b"x" * 100, timeout=3)) for _ in range(200)]
+        await asyncio.wait(appends, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.to_thread(broker.stop)
+        outcomes = await asyncio.gather(*appends, return_exceptions=True)
+        landed = sum(not isinstance(outcome, BaseException) for outcome in outcomes)
+        assert all(
+            isinstance(outcome, PenstockError) for outcome in outcomes if isinstance(outcome, BaseException)
+        )
+        await client.close()
+        with EmbeddedBroker(tmp_path / "data") as again:
+            async with AsyncClient(again.address) as reader:
+                head = await reader.head(JOURNAL)
+        assert landed * 100 <= head <= 20_000
+        assert head % 100 == 0
+
+    asyncio.run(test())
+
+
+def test_an_idle_stream_ends_and_the_next_appends_open_another(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_module, "IDLE", 0.05)
+
+    async def test() -> None:
+        async with await opened(broker) as client:
+            for _ in range(2):
+                await asyncio.gather(*(client.append(JOURNAL, b"x") for _ in range(10)))
+                [shared] = client._shared.values()
+                async with asyncio.timeout(5):
+                    while not shared._running.done():  # noqa: ASYNC110 - it ends by itself
+                        await asyncio.sleep(0.01)
+            assert await client.head(JOURNAL) == 20
+
+    asyncio.run(test())
+
+
+def test_a_closed_client_ends_its_streams(broker: EmbeddedBroker) -> None:
+    async def test() -> None:
+        client = await opened(broker)
+        await asyncio.gather(*(client.append(JOURNAL, b"x") for _ in range(10)))
+        tasks = [asyncio.create_task(client.append(JOURNAL, b"x")) for _ in range(10)]
+        await asyncio.sleep(0)
+        await client.close()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                assert isinstance(outcome, BrokerGoneError | asyncio.CancelledError)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(test())
