@@ -16,10 +16,14 @@ settings.load_profile("penstock")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with Spark share one process, and with it one session; the others run beside them (`-n 2`)."""
+    """Tests that share the Spark session share a process; those with sessions of their own stay together by module.
+
+    The others run beside them (`-n 2`).
+    """
     for item in items:
         if item.get_closest_marker("spark") is not None:
-            item.add_marker(pytest.mark.xdist_group("spark"))
+            shared = "spark" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("spark" if shared else item.nodeid.partition("::")[0]))
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -90,15 +90,21 @@ def test_a_broker_that_fails_to_start_lets_the_directory_go(tmp_path: Path) -> N
         assert DataDir(tmp_path / "data").owner() is None
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A temporary directory whose path leaves room for the name of a socket."""
+    with tempfile.TemporaryDirectory(prefix="p-") as path:
+        yield Path(path)
+
+
 def test_a_socket_outside_goes_only_where_nobody_else_can_reach(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shared temporary directory is everyone's: somebody may have made the folder before us."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(short_path))
     deep = tmp_path / ("d" * 60) / ("e" * 60)
     folder = DataDir(deep).socket.parent
-    assert folder.parent == tmp_path / "tmp"
+    assert folder.parent == short_path
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
     with pytest.raises(PenstockError, match="others can write to it"):

@@ -260,6 +260,8 @@ def test_a_client_is_not_blamed_for_waiting_for_its_turn_or_its_delays(tmp_path:
             replica(broker).pipeline_slot.release()
             await client.task
             assert client.machine.status == Status.OK
-            assert (client.machine.total_chunks, client.machine.delayed_chunks) == (4, 2)
+            assert client.machine.total_chunks == 4
+            # The first 1000 bytes are a second's worth; how many of the others wait depends on how slow we are.
+            assert client.machine.delayed_chunks in (1, 2)
 
     in_loop(test)

@@ -279,3 +279,22 @@ def test_a_failed_journal_says_so_and_comes_back_with_a_restart(tmp_path: Path) 
             await append(broker, b"after")
 
     in_loop(test)
+
+
+def test_a_large_append_that_is_rolled_back_gives_its_room_back(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with opened(tmp_path / "data") as broker:
+            await append(broker, b"kept")
+            path = replica(broker).local.path
+            assert path is not None
+            committed = path.stat().st_size
+            given_up = Streaming(broker)
+            given_up.send(*(bytes(1 << 20) for _ in range(4)))
+            await until(lambda: path.stat().st_size > committed + (3 << 20))
+            given_up.task.cancel()
+            await asyncio.gather(given_up.task, return_exceptions=True)
+            assert path.stat().st_size == committed
+            assert await append(broker, b" and more") == (4, 13)
+            assert await content(broker) == b"kept and more"
+
+    in_loop(test)

@@ -11,7 +11,7 @@ import click
 from penstock.base.errors import PenstockError, UsageError
 from penstock.cli.common import emit, json_option, wants_json
 from penstock.cli.connection import Connection, broker_options
-from penstock.cli.selecting import confirm, selected, selector_option, yes_option
+from penstock.cli.selecting import confirm, counted, selected, selector_option, yes_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -64,7 +64,8 @@ def prune(
         doomed = [fragment for fragments in old.values() for fragment in fragments]
         if not dry_run and doomed:
             size = sum(fragment.length for fragment in doomed)
-            confirm(ctx, f"Delete {len(doomed)} fragments that hold {size} bytes of journals?", yes=yes)
+            what = f"{counted(len(doomed), 'fragment')} with {counted(size, 'byte')} of journals"
+            confirm(ctx, f"Delete {what}?", yes=yes)
             for name, fragments in old.items():
                 if fragments:
                     _delete(client, name, fragments, file_root or _own_root(connection))
@@ -75,7 +76,7 @@ def prune(
             paths = [fragment.content_path for fragment in fragments]
             emit({"journal": name, "fragments": paths, "bytes": size, "deleted": not dry_run})
         else:
-            click.echo(f"{name}: {len(fragments)} fragments {done}, {size} bytes")
+            click.echo(f"{name}: {counted(len(fragments), 'fragment')} {done}, {counted(size, 'byte')}")
 
 
 def _listed(found: Iterable[FragmentsResponse._Fragment]) -> list[Fragment]:

@@ -10,7 +10,7 @@ import click
 from penstock.base.errors import CorruptError, PenstockError
 from penstock.cli.common import emit, json_option, show, visible, wants_json
 from penstock.cli.connection import Connection, broker_options
-from penstock.cli.selecting import confirm, selected, selector_option, yes_option
+from penstock.cli.selecting import confirm, counted, selected, selector_option, yes_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,13 +42,13 @@ def check(ctx: click.Context, *, connection: Connection, selector: LabelSelector
     from penstock.journal.protocol import LabelSelector
 
     findings: list[tuple[str, Finding]] = []
-    counted = 0
+    looked_at = 0
     with connection.client() as client:
         for journal in selected(client, selector or LabelSelector()):
             name = journal.spec.name
             if _without_brokers(journal):
                 continue
-            counted += 1
+            looked_at += 1
             fragments, found = _examined_or_refused(client, name, sums=sums)
             findings += [(name, finding) for finding in found]
             if wants_json(ctx):
@@ -56,7 +56,7 @@ def check(ctx: click.Context, *, connection: Connection, selector: LabelSelector
     if not findings:
         if not wants_json(ctx):
             how = "every fragment read" if sums else "sums not compared: --sums does"
-            click.echo(f"No fault in {counted} journals ({how}).")
+            click.echo(f"No fault in {looked_at} journals ({how}).")
         return
     if not wants_json(ctx):
         from penstock.cli import journals_render
@@ -249,7 +249,8 @@ def trim(ctx: click.Context, *, connection: Connection, journal: str, offset: in
         emit({"journal": journal, "begin": done.begin, "fragments": done.fragments, "bytes": done.bytes})
     else:
         click.echo(
-            f"{journal}: {done.fragments} fragments of {done.bytes} bytes deleted; it begins at {done.begin}"
+            f"{journal}: {counted(done.fragments, 'fragment')} of {counted(done.bytes, 'byte')} deleted; "
+            f"it begins at {done.begin}"
         )
 
 

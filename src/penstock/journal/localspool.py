@@ -35,6 +35,9 @@ from penstock.journal.uncancelled import uncancelled
 
 log = logging.getLogger(__name__)
 
+LARGE = 1 << 20
+"""From this size on what was rolled back gives its room on the disk back at once."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -222,7 +225,10 @@ class LocalSpool:
         if self.spool.delta:
             self._shop.metrics.rollbacks += 1
             self._shop.metrics.rollback_bytes += self.spool.delta
+            large = self.spool.delta >= LARGE
             self.spool.roll_back()
+            if large and self._file is not None:
+                self._file.cut(self.spool.fragment.length)
 
     def require_sound(self) -> None:
         if self._failure is not None:

@@ -21,6 +21,7 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -205,6 +206,12 @@ class SpoolFile:
         file = self._opened()
         file.write_at(bytes(SLOT_BYTES), SLOT_BYTES * ((self.record.sequence + 1) % 2))
         file.sync()
+
+    def cut(self, length: int) -> None:
+        """Give back the room of content beyond the first `length` bytes. No promise: a failure harms nothing."""
+        with suppress(OSError):
+            self._opened().truncate(CONTENT_AT + length)
+        self._ahead = 0
 
     def park(self) -> None:
         """Close the file until it is written to again. Everything in it must have been synced."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.base import faults
 from penstock.base.errors import CorruptError, PenstockError, UsageError
 from penstock.journal import labels
-from penstock.journal.client import BytesGoneError, Client
+from penstock.journal.client import BytesGoneError, Client, HoleError
 from penstock.journal.fragment import Codec
 from penstock.journal.protocol import JournalSpec
 from penstock.log import record as rec
@@ -113,7 +113,12 @@ class LogReader:
         carry, position, size = b"", int(begin), _FIRST_CHUNK
         while position + len(carry) < end:
             at = position + len(carry)
-            chunk = carry + self.client.read_bytes(self.journal, at, min(int(end), at + size))
+            try:
+                chunk = carry + self.client.read_bytes(self.journal, at, min(int(end), at + size))
+            except HoleError as error:
+                raise CorruptError(
+                    f"bytes up to {end} are missing", where=self.journal, position=error.offset
+                ) from None
             if len(chunk) == len(carry):
                 raise CorruptError(f"bytes up to {end} are missing", where=self.journal, position=at)
             starts, consumed = rec.boundaries(chunk, self.journal, position)

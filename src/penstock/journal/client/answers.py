@@ -12,6 +12,7 @@ from pathlib import Path
 
 from penstock.journal.client.errors import (
     BytesGoneError,
+    HoleError,
     JournalError,
     OffsetJumpError,
     ProtocolError,
@@ -137,11 +138,7 @@ class Progress:
     def require_no_hole(self) -> None:
         """Where a read that does not wait ends, the journal must end as well."""
         if self.metadata is not None and self.metadata.write_head > self.offset:
-            raise BytesGoneError(
-                f"journal {self.journal}: nothing is at offset {self.offset}, though it goes up to "
-                f"{self.metadata.write_head}",
-                hint="a fragment is missing from its store, or not yet listed: `penstock journals check` tells",
-            )
+            raise HoleError(self.journal, self.offset, self.metadata.write_head)
 
     def accept(self, response: ReadResponse) -> bytes:
         """The content of a response, which begins at `offset - len(content)` once this has returned."""

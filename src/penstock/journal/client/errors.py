@@ -31,6 +31,17 @@ class BytesGoneError(PenstockError):
     """Bytes that were asked for are no longer in the journal."""
 
 
+class HoleError(BytesGoneError):
+    """A read met a hole at `offset`: the journal goes on, but nothing is there, for now or for good."""
+
+    def __init__(self, journal: str, offset: int, write_head: int) -> None:
+        super().__init__(
+            f"journal {journal}: nothing is at offset {offset}, though it goes up to {write_head}",
+            hint="a fragment is missing from its store, or not yet listed: `penstock journals check` tells",
+        )
+        self.offset = offset
+
+
 class ProtocolError(PenstockError):
     """An answer that no broker may give; what it says is not used."""
 
