@@ -27,6 +27,7 @@ from penstock.journal.client import (
     Pending,
     SyncAppender,
     claim,
+    sending,
 )
 from penstock.journal.client import sending as sending_module
 from penstock.journal.client.batching import GIVES_UP, MESSAGE_LIMIT
@@ -531,3 +532,21 @@ def test_a_broker_that_is_killed_under_load_has_every_record_in_order(tmp_path: 
         assert len(lines) > len(records) + 1, "the claim was not renewed, so nothing was in doubt"
     else:
         assert list(dict.fromkeys(landed)) == records
+
+
+def test_a_session_under_constant_load_is_replaced_and_nothing_comes_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sending, "LIFE", 0.05)
+
+    async def test() -> None:
+        async with MemoryBroker() as broker, appending(broker, max_batch_bytes=64) as appender:
+            records = numbered(3000)
+            for at in range(0, len(records), 10):
+                appender.add_many(records[at : at + 10])
+                await appender.ready()
+                await asyncio.sleep(0.001)
+            await appender.flush()
+            assert b"".join(broker.appends) == b"".join(records)
+
+    run(test())

@@ -129,3 +129,34 @@ def test_a_closed_client_ends_its_streams(broker: EmbeddedBroker) -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(test())
+
+
+def test_a_stream_under_constant_load_is_replaced_before_its_token_is_old(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_module, "LIFE", 0.1)
+    opened_streams = []
+    real = shared_module.SharedAppends.__init__
+
+    def counted(self: shared_module.SharedAppends, *arguments: object) -> None:
+        opened_streams.append(self)
+        real(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(shared_module.SharedAppends, "__init__", counted)
+
+    async def test() -> None:
+        async with await opened(broker) as client:
+            until = asyncio.get_running_loop().time() + 0.6
+
+            async def busy() -> int:
+                done = 0
+                while asyncio.get_running_loop().time() < until:
+                    await client.append(JOURNAL, b"x", retry=False)
+                    done += 1
+                return done
+
+            landed = sum(await asyncio.gather(*(busy() for _ in range(8))))
+            assert await client.head(JOURNAL) == landed
+            assert len(opened_streams) > 2
+
+    asyncio.run(test())

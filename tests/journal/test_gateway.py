@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -41,11 +42,11 @@ KEYS = parse_keys("c2VjcmV0")
 
 def _token(capability: Capability, selector: str = "") -> dict[str, str]:
     claims = Claims(capability, parse_selector(selector))
-    return {"Authorization": bearer(sign(KEYS, claims, now=1_700_000_000, lifetime=3600))}
+    return {"Authorization": bearer(sign(KEYS, claims, now=time.time(), lifetime=3600))}
 
 
 def _keyed() -> KeyedAuthorizer:
-    return KeyedAuthorizer(KEYS, lambda: 1_700_000_000.0)
+    return KeyedAuthorizer(KEYS)
 
 
 def test_GET_streams_content_and_says_in_a_trailer_why_it_ended() -> None:
@@ -476,7 +477,7 @@ def test_with_keys_nothing_is_served_without_a_good_token(method: str, path: str
         given = [claims for _, claims in (*service.reads, *service.lists)] + service.appends
         assert [claims.capability for claims in given] == [needed]
         assert format_selector(given[0].selector) == "name=a/journal"
-        assert given[0].expires == 1_700_003_600
+        assert given[0].expires == pytest.approx(time.time() + 3600, abs=60)
 
     in_loop(test)
 
@@ -523,5 +524,25 @@ def test_a_client_that_asks_first_is_invited_only_if_it_is_authorized() -> None:
                 await client.send(b"hello")
                 assert (await client.head()).startswith("HTTP/1.1 204 ")
         assert service.committed
+
+    in_loop(test)
+
+
+def test_a_read_ends_with_the_token_it_was_allowed_by() -> None:
+    async def waits() -> AsyncIterator[ReadResponse]:
+        yield metadata()
+        yield chunk(150, b"hello")
+        await asyncio.sleep(60)
+
+    async def test() -> None:
+        service = FakeService()
+        service.to_read = waits
+        claims = Claims(Capability.READ, parse_selector(""))
+        token = bearer(sign(KEYS, claims, now=time.time() - 3599, lifetime=3600))
+        async with serving(service, _keyed()) as port:
+            lines = f"GET /a/journal?block=true HTTP/1.1\r\nHost: x\r\nAuthorization: {token}\r\n"
+            answer = await exchange(port, f"{lines}Connection: close\r\n\r\n".encode())
+        assert b" 206 " in answer.partition(b"\r\n")[0]
+        assert b"hello" in answer
 
     in_loop(test)

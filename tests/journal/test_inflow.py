@@ -119,3 +119,41 @@ def test_who_gives_up_waits_for_the_write_under_way_and_no_other(threads: Thread
         assert written == [b"0"]
 
     asyncio.run(test())
+
+
+def test_a_chunk_that_comes_while_the_thread_is_leaving_is_written(threads: ThreadPoolExecutor) -> None:
+    """Often enough that every order of thread, callback and waiting is met."""
+
+    async def one(written: list[bytes]) -> None:
+        inflow = Inflow(written.append, threads)
+        for number in range(4):
+            await inflow.put(b"%d" % number)
+            if number % 2:
+                await inflow.drained()
+        await inflow.put(b"last")
+        await inflow.drained()
+
+    async def test() -> None:
+        for _ in range(1500):
+            written: list[bytes] = []
+            await one(written)
+            assert written == [b"0", b"1", b"2", b"3", b"last"]
+
+    asyncio.run(test())
+
+
+def test_chunks_above_the_limit_are_all_written(
+    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inflow_module, "LIMIT", 10)
+
+    async def test() -> None:
+        for _ in range(300):
+            written: list[bytes] = []
+            inflow = Inflow(written.append, threads)
+            for size in (5, 40, 5, 40):
+                await inflow.put(bytes(size))
+            await inflow.drained()
+            assert list(map(len, written)) == [5, 40, 5, 40]
+
+    asyncio.run(test())

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from penstock.base.errors import PenstockError
@@ -14,9 +16,11 @@ from penstock.journal.append import AppendStreamError
 from penstock.journal.broker import BrokerOptions
 from penstock.journal.flow import FlowLimits
 from penstock.journal.localspool import JournalFailedError
+from penstock.journal.protocol import AppendBatch, AppendBatchResult, AppendRequest
 from penstock.journal.spoolfile import RegistersTooLargeError
 
 from .brokers import (
+    CLAIMS,
     JOURNAL,
     Gate,
     HookedDisk,
@@ -296,5 +300,85 @@ def test_a_large_append_that_is_rolled_back_gives_its_room_back(tmp_path: Path) 
             assert path.stat().st_size == committed
             assert await append(broker, b" and more") == (4, 13)
             assert await content(broker) == b"kept and more"
+
+    in_loop(test)
+
+
+def test_what_was_pipelined_behind_a_commit_that_was_given_up_is_not_tried(tmp_path: Path) -> None:
+    """A sync fails for want of room; there is room again when the next append of the stream comes."""
+
+    async def test() -> None:
+        batches: asyncio.Queue[AppendBatch | None] = asyncio.Queue()
+
+        async def sent() -> AsyncIterator[AppendBatch]:
+            while (batch := await batches.get()) is not None:
+                yield batch
+
+        def send(*contents: bytes) -> None:
+            appends = [AppendRequest(journal=JOURNAL, content=each) for each in contents]
+            batches.put_nowait(AppendBatch(appends=appends))
+
+        def full(step: str, path: Path) -> None:
+            if step == "sync":
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        async with opened(tmp_path / "data", disk := HookedDisk()) as broker:
+            results = broker.appends(sent(), CLAIMS)
+            send(b"0000")
+            assert (await anext(results)).results[0].response.commit.end == 4
+            disk.before = full
+            send(b"1111")
+            assert "sync failed" in (await anext(results)).results[0].error
+            disk.before = lambda step, path: None
+            send(b"2222", b"3333")
+            answered = [result async for batch in _until(results, 2) for result in batch.results]
+            assert ["given up" in result.error for result in answered] == [True, True]
+            assert await content(broker) == b"0000"
+            batches.put_nowait(None)
+            assert await append(broker, b"4444") == (4, 8)
+            assert await content(broker) == b"00004444"
+
+    in_loop(test)
+
+
+async def _until(results: AsyncIterator[AppendBatchResult], count: int) -> AsyncIterator[AppendBatchResult]:
+    while count > 0:
+        batch = await anext(results)
+        count -= len(batch.results)
+        yield batch
+
+
+def test_appends_that_wait_for_the_disk_do_not_hold_their_content(tmp_path: Path) -> None:
+    async def test() -> None:
+        gate = Gate()
+
+        async def sent() -> AsyncIterator[AppendBatch]:
+            for _ in range(60):
+                yield AppendBatch(appends=[AppendRequest(journal=JOURNAL, content=bytes(2 << 20))])
+
+        async with opened(tmp_path / "data", disk := HookedDisk(), length=1 << 30) as broker:
+            await append(broker, b"before")
+            disk.before = lambda step, path: gate.wait() if step == "sync" else None
+            before = psutil.Process().memory_info().rss
+            results = asyncio.ensure_future(anext(broker.appends(sent(), CLAIMS)))
+            await until(lambda: replica(broker).spool.end >= 6 + (60 << 21), 20)
+            assert psutil.Process().memory_info().rss - before < 40 << 20
+            gate.open()
+            await results
+
+    in_loop(test)
+
+
+def test_a_descriptor_is_not_let_go_while_an_append_has_the_pipeline(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with opened(tmp_path / "data") as broker:
+            await append(broker, b"x")
+            journal = replica(broker)
+            await journal.pipeline_slot.acquire()
+            journal.park(1e12)
+            assert any(".spool" in name for name in open_files(tmp_path))
+            journal.pipeline_slot.release()
+            journal.park(1e12)
+            assert not any(".spool" in name for name in open_files(tmp_path))
 
     in_loop(test)

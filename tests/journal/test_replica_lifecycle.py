@@ -12,9 +12,18 @@ from pathlib import Path
 import pytest
 
 from penstock.base.errors import CorruptError, PenstockError
+from penstock.journal.broker import Broker
 from penstock.journal.datadir import DataDir
 from penstock.journal.fragment import Fragment
-from penstock.journal.protocol import ListRequest, ReadRequest, Status
+from penstock.journal.protocol import (
+    AppendRequest,
+    ApplyRequest,
+    JournalSpec,
+    ListRequest,
+    ReadRequest,
+    Status,
+)
+from penstock.log.commitlog import journal_spec
 
 from .brokers import (
     CLAIMS,
@@ -71,7 +80,7 @@ def test_an_append_that_comes_to_its_turn_after_the_deletion_makes_no_file(tmp_p
                 queued.commit()
                 await asyncio.sleep(0.01)
                 deleting = asyncio.create_task(delete(broker, JOURNAL))
-                await asyncio.sleep(0.01)
+                await until(lambda: JOURNAL not in broker._replicas)
             finally:
                 slot.release()
             await queued.task
@@ -203,24 +212,100 @@ def test_a_damaged_journal_is_refused_by_name_and_the_others_are_served(tmp_path
     in_loop(test)
 
 
-def test_a_broker_that_cannot_open_lets_everything_go(tmp_path: Path) -> None:
+def test_a_journal_whose_spool_cannot_be_read_is_refused_by_name_and_the_others_are_served(
+    tmp_path: Path,
+) -> None:
     async def test() -> None:
         async with opened(tmp_path / "data") as broker:
             await create(broker, "b/other")
+            await append(broker, b"fine")
+            await append(broker, b"unreadable", "b/other")
+
+        def fail(step: str, path: Path) -> None:
+            if step == "open" and "b" in path.parts:
+                raise OSError(errno.EIO, "Input/output error")
+
+        async with opened(tmp_path / "data", HookedDisk(fail)) as broker:
+            with pytest.raises(PenstockError, match="b/other: its spools cannot be read"):
+                await append(broker, b"x", "b/other")
+            assert await content(broker) == b"fine"
+
+    in_loop(test)
+
+
+def test_a_broker_that_cannot_open_lets_everything_go(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with opened(tmp_path / "data") as broker:
+            await append(broker, b"x")
         threads = threading.active_count()
 
         def fail(step: str, path: Path) -> None:
-            if step == "make_dir" or "b" in path.parts:
+            if step == "make_dir" or (step == "sync_dir" and path.name == "data"):
                 raise OSError(errno.EIO, "Input/output error")
 
-        (tmp_path / "data/spools/b/other/#").mkdir(parents=True)
+        directory = DataDir(tmp_path / "data")
         with pytest.raises(OSError, match="Input/output"):
-            async with opened(tmp_path / "data", HookedDisk(fail)):
-                pass
+            Broker(directory, directory.version(), HookedDisk(fail))
         gc.collect()
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads
         assert not open_files(tmp_path)
         assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    in_loop(test)
+
+
+def test_no_journal_is_opened_again_while_the_broker_closes(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with opened(tmp_path / "data") as broker:
+            await append(broker, b"x")
+            slot = replica(broker).pipeline_slot
+            await slot.acquire()
+            closing = asyncio.create_task(broker.close())
+            await asyncio.sleep(0.01)
+            spec = journal_spec(JOURNAL, 2048, {})
+            change = ApplyRequest.Change(expect_mod_revision=-1, upsert=spec)
+            await broker.apply(ApplyRequest(changes=[change]), CLAIMS)
+            assert not broker._replicas
+            slot.release()
+            await closing
+
+    in_loop(test)
+
+
+def test_a_spool_that_somebody_took_away_ends_a_read_with_its_name(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with opened(tmp_path / "data") as broker:
+            await append(broker, b"here today")
+            path = replica(broker).local.path
+            assert path is not None
+            path.rename(tmp_path / "elsewhere")
+            with pytest.raises(CorruptError, match=path.name):
+                await content(broker)
+            (tmp_path / "elsewhere").rename(path)
+            assert await content(broker) == b"here today"
+
+    in_loop(test)
+
+
+def test_a_journal_is_not_fully_suspended_while_its_first_append_waits_for_the_disk(tmp_path: Path) -> None:
+    async def test() -> None:
+        gate = Gate()
+        async with opened(tmp_path / "data", disk := HookedDisk()) as broker:
+            disk.before = lambda step, path: (
+                gate.wait()
+                if step == "sync" and threading.current_thread().name.startswith("commit")
+                else None
+            )
+            first = asyncio.create_task(append(broker, b"content"))
+            await until(gate.reached.is_set)
+            request = AppendRequest(journal=JOURNAL, suspend=AppendRequest.SUSPEND_NOW)
+            suspending = asyncio.create_task(broker.append_whole(request, CLAIMS))
+            await asyncio.sleep(0.05)
+            gate.open()
+            assert await first == (0, 7)
+            assert (await suspending).status == Status.SUSPENDED
+            assert replica(broker).spec.suspend.level == JournalSpec.Suspend.PARTIAL
+            assert await content(broker) == b"content"
 
     in_loop(test)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
 import mmap
 import queue
 import random
@@ -84,6 +85,7 @@ def records(
     """The records of the input, each with its journal."""
     where = getattr(source, "name", "the input")
     where = "stdin" if where in ("<stdin>", "-") else str(where)
+    source = _with_a_buffer_of_its_own(source)
     frames = mapping.lines(source, where) if framing == "lines" else mapping.fixed_frames(source, where)
     if how is None or how == "random":
         for frame in frames:
@@ -92,6 +94,18 @@ def records(
     choose = {"modulo": mapping.modulo, "rendezvous": mapping.rendezvous, "direct": mapping.direct}[how]
     for number, (key, frame) in enumerate(_pairs(frames, where)):
         yield choose(_decoded(key, number) if encoded else key, names), frame.record
+
+
+def _with_a_buffer_of_its_own(source: BinaryIO) -> BinaryIO:
+    """Standard input, read by a thread that may still wait for it when the process ends.
+
+    Python wants the lock of its own buffer then, and dies if a thread has it.
+    """
+    try:
+        number = source.fileno()
+    except OSError:  # not a file at all
+        return source
+    return io.BufferedReader(io.FileIO(0, closefd=False)) if number == 0 else source
 
 
 def _pairs(frames: Iterator[mapping.Frame], where: str) -> Iterator[tuple[bytes, mapping.Frame]]:

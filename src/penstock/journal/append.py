@@ -20,6 +20,7 @@ from penstock.journal import registers, validation
 from penstock.journal.claims import Claims
 from penstock.journal.flow import FlowLimits, MinimumRate
 from penstock.journal.fragment import ZERO_SUM, Codec, Fragment
+from penstock.journal.index import Summary
 from penstock.journal.inflow import Inflow
 from penstock.journal.localspool import proposal_to_extend
 from penstock.journal.protocol import AppendRequest, Header, JournalSpec, LabelSet, Status
@@ -123,6 +124,7 @@ class AppendMachine:
         "begin",
         "commit",
         "delayed_chunks",
+        "era",
         "header",
         "registers",
         "state",
@@ -140,10 +142,12 @@ class AppendMachine:
         *,
         rolling: bool = False,
         summed: bool = True,
+        era: int | None = None,
     ) -> None:
         """`requests` are what the client sends after the first, or all of its content, to be committed.
 
-        `rolling` closes the fragment first. Unless `summed`, nobody wants to know the sum of this append.
+        `rolling` closes the fragment first. Unless `summed`, nobody wants to know the sum of this append. With an
+        `era` (`LocalSpool.era`) it is refused if commits were given up since.
         """
         self.state = State.RESOLVE
         self.status: int = _OK
@@ -174,6 +178,7 @@ class AppendMachine:
         self._minimum: MinimumRate | None = None
         self._summer: hashlib._Hash | None = None
         self._summed = summed
+        self.era = era
         self._inflow: Inflow | None = None
         """Large chunks on their way into the file, while the next one is received."""
         self._began = False
@@ -333,16 +338,18 @@ class AppendMachine:
         elif offset and local.spool.end != furthest and writable:
             self._roll_to = furthest
             self.state = State.SEND_PIPELINE_SYNC
-        elif self._suspension_stands(spec, summary.begin == summary.end, summary.mod_time):
+        elif self._suspension_stands(spec, summary):
             first_alone = self._with.first_alone and local.fragment.begin == summary.begin
             if writable and (self._rolling or first_alone):
                 self._roll_to = local.spool.end
             self.state = State.STREAM_CONTENT
 
-    def _suspension_stands(self, spec: JournalSpec, empty: bool, mod_time: int) -> bool:
+    def _suspension_stands(self, spec: JournalSpec, summary: Summary) -> bool:
         """Whether the append may proceed at the journal's level (reference 18); otherwise the next state is set."""
         wanted, level = self._first.suspend, spec.suspend.level
         replica = self._owned()
+        # The index does not have yet what the disk has not: the spool has.
+        unflushed = bool(replica.local.fragment.length)
         if wanted == RESUME and level != NONE:
             return self._suspend(NONE)
         if wanted == NO_RESUME and level != NONE:
@@ -350,13 +357,14 @@ class AppendMachine:
             return False
         if wanted not in (IF_FLUSHED, NOW):
             return True
-        if level != FULL and empty:
+        if level != FULL and summary.begin == summary.end and not unflushed:
             return self._suspend(FULL)
         if level != NONE:
             self.status = Status.SUSPENDED
             return True
         idle = spec.fragment.flush_interval.ToSeconds() or _IDLE_BEFORE_SUSPENSION
-        if wanted == NOW or (mod_time and replica.now_seconds() - mod_time > idle):
+        aged = bool(summary.mod_time) and replica.now_seconds() - summary.mod_time > idle
+        if wanted == NOW or (aged and not unflushed):
             self._roll_to = replica.local.spool.end
             return self._suspend(PARTIAL)
         return True
@@ -398,6 +406,7 @@ class AppendMachine:
     async def _take_whole(self, content: bytes) -> None:
         """As if the client had sent one chunk, the empty message, and its end."""
         self.total_chunks = 1 + bool(content)
+        self._requests = b""  # nobody holds it until the disk has it
         if content:
             await self._take(content)
         await self._written()
@@ -466,6 +475,9 @@ class AppendMachine:
             return
         local = pipeline.local
         local.require_sound()
+        if self.era is not None and self.era != local.era:
+            raise AppendStreamError("an earlier append of this stream was given up")
+        self.era = local.era
         if self._changing and not local.spool.delta:
             raise AppendStreamError("register modification requires non-empty Append")
         end, digest, after = self.begin + local.spool.delta, _SUM_OF_NOTHING, local.registers

@@ -21,12 +21,10 @@ from typing import Final, Protocol
 
 from penstock.base.errors import PenstockError, UsageError
 from penstock.journal import bearertoken
-from penstock.journal.claims import EVERYTHING, Capability, Claims
+from penstock.journal.claims import EVERYTHING, LEEWAY, Capability, Claims
 from penstock.journal.protocol import Label, LabelSelector, LabelSet
 from penstock.journal.tokens import split_meta
 
-LEEWAY: Final = 5.0
-"""Seconds by which the clocks of a signer and a broker may differ."""
 ALLOW_MISSING: Final = "AA=="
 """The entry among the keys that is none: it lets calls without an authorization through."""
 MISSING_LIFETIME: Final = 3600.0

@@ -50,13 +50,32 @@ def response_of(machine: AppendMachine) -> AppendResponse:
 
 
 def whole(
-    request: AppendRequest, surroundings: Appending, claims: Claims, *, summed: bool = True
+    request: AppendRequest,
+    surroundings: Appending,
+    claims: Claims,
+    *,
+    summed: bool = True,
+    era: int | None = None,
 ) -> AppendMachine:
     """The machine of an append whose content is in its first message."""
-    content = request.content
-    request.ClearField("content")
-    validation.validate_append_request(request)
-    return AppendMachine(request, content, surroundings, claims, summed=summed)
+    first = _parameters(request)
+    validation.validate_append_request(first)
+    return AppendMachine(first, request.content, surroundings, claims, summed=summed, era=era)
+
+
+def _parameters(request: AppendRequest) -> AppendRequest:
+    """The request without its content; a new message, since one keeps the memory of what it was parsed from."""
+    first = AppendRequest(
+        journal=request.journal,
+        do_not_proxy=request.do_not_proxy,
+        offset=request.offset,
+        suspend=request.suspend,
+        min_etcd_revision=request.min_etcd_revision,
+    )
+    for name in ("header", "check_registers", "union_registers", "subtract_registers"):
+        if request.HasField(name):
+            getattr(first, name).CopyFrom(getattr(request, name))
+    return first
 
 
 async def appends(
@@ -90,6 +109,7 @@ async def _adopt(
 ) -> None:
     """Take appends in order, as far as to where they wait for their acknowledgement."""
     refused: dict[str, AppendResult] = {}
+    eras: dict[str, int | None] = {}
     try:
         async for batch in batches:
             for request in batch.appends:
@@ -97,7 +117,12 @@ async def _adopt(
                 if journal in refused and not batch.independent:
                     await adopted.put(refused[journal])
                     continue
-                outcome = await _adopted(request, surroundings, claims, summed=not batch.unsummed)
+                era = None if batch.independent else eras.get(journal)
+                outcome = await _adopted(request, surroundings, claims, summed=not batch.unsummed, era=era)
+                if isinstance(outcome, AppendMachine):
+                    eras[journal] = (
+                        outcome.era
+                    )  # a sync may still fail: then those behind it are refused by this
                 if isinstance(outcome, AppendResult) and not batch.independent:
                     refused[journal] = outcome
                     if len(refused) > MAX_REFUSED:
@@ -114,10 +139,10 @@ async def _adopt(
 
 
 async def _adopted(
-    request: AppendRequest, surroundings: Appending, claims: Claims, *, summed: bool
+    request: AppendRequest, surroundings: Appending, claims: Claims, *, summed: bool, era: int | None
 ) -> AppendMachine | AppendResult:
     try:
-        machine = whole(request, surroundings, claims, summed=summed)
+        machine = whole(request, surroundings, claims, summed=summed, era=era)
         await machine.run_to(State.READ_ACKNOWLEDGEMENTS)
         if machine.state is not State.READ_ACKNOWLEDGEMENTS:
             return AppendResult(response=response_of(machine))

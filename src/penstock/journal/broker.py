@@ -126,6 +126,7 @@ class Broker:
         self._stable: Counter[str] = Counter()
         """Pulses since a journal last changed."""
         self._closing: dict[str, asyncio.Task[None]] = {}
+        self._closed = False
         self._waits_ended = asyncio.Event()
         self._keyspace = LocalKeySpace(disk, directory.keyspace)
         try:
@@ -187,6 +188,9 @@ class Broker:
         return tuple(self._replicas.values())
 
     async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         self.end_waits()
         for task in self._rounds:
             task.cancel()
@@ -395,8 +399,8 @@ class Broker:
         return _Settled(self._changing, self._closing, tuple(names))
 
     def _follow(self, changed: Sequence[str]) -> None:
-        """Serve what the key space says from the moment it says so."""
-        for key in changed:
+        """Serve what the key space says from the moment it says so, until we close."""
+        for key in () if self._closed else changed:
             if key.startswith(keys.ITEMS):
                 journal = key.removeprefix(keys.ITEMS)
                 self._converge(journal, self.resolver.spec(journal))
@@ -424,10 +428,13 @@ class Broker:
                 self._surroundings,
                 trimmed=self.topology.trimmed(journal),
             )
-        except CorruptError as error:
+        except (CorruptError, OSError) as error:
             # One journal that is damaged must not keep the others from being served.
             log.error("%s: not served: %s", journal, error)
-            self._broken[journal] = error
+            unreadable = PenstockError(
+                f"{journal}: its spools cannot be read: {error}", hint="see to the disk"
+            )
+            self._broken[journal] = error if isinstance(error, CorruptError) else unreadable
             return
         self._refreshes.add(journal, 0.0)
         self._pulses.add(journal, self.options.pulse_interval * random.random())
@@ -438,6 +445,7 @@ class Broker:
         self._agreed.pop(journal, None)
         self._refreshes.remove(journal)
         self._pulses.remove(journal)
+        replica.retire()
         task = self._closing[journal] = self._spawn(replica.close(), f"close {journal}")
         task.add_done_callback(lambda _: self._closing.pop(journal, None))
 

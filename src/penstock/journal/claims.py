@@ -12,6 +12,9 @@ from enum import IntFlag
 from penstock.journal import labels
 from penstock.journal.protocol import JournalSpec, LabelSelector, LabelSet
 
+LEEWAY = 5.0
+"""Seconds by which the clocks of a signer and a broker may differ."""
+
 
 class Capability(IntFlag):
     """Bits of the `cap` claim."""
@@ -32,6 +35,15 @@ class Claims:
     selector: LabelSelector
     expires: float | None = None
     """Unix seconds at which the authorization ends, and with it the call; None: never."""
+
+    def left(self, now: float) -> float | None:
+        """Seconds until a call that begins now ends with its authorization; None: it does not.
+
+        One that was let in though the authorization had ended, since clocks may differ, has what is left of that.
+        """
+        if self.expires is None:
+            return None
+        return self.expires - now if now < self.expires else max(0.0, self.expires + LEEWAY - now)
 
     @property
     def is_unlimited(self) -> bool:

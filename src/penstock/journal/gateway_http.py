@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.base.errors import PenstockError, UsageError
+from penstock.journal.claims import Claims
 
 try:
     # The gateway's other modules take what they need of aiohttp from here, where its absence is told.
@@ -32,6 +34,24 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e]+")
 _MAX_TRAILER = 1000
 
 T = TypeVar("T")
+
+
+async def until_expired(responses: AsyncIterator[T], claims: Claims) -> AsyncGenerator[T, None]:
+    """The same responses, until the caller's authorization ends."""
+    left = claims.left(time.time())
+    deadline = None if left is None else asyncio.get_running_loop().time() + left
+    async with closing(responses):
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline) as limit:
+                    response = await anext(responses, None)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                return
+            if response is None:
+                return
+            yield response
 
 
 class HttpError(PenstockError):

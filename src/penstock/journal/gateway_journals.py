@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from email.utils import formatdate
@@ -18,10 +19,10 @@ from urllib.parse import parse_qsl, quote, unquote_to_bytes
 from google.protobuf import text_format
 
 from penstock.base.errors import PenstockError
-from penstock.journal.auth import Authorizer
+from penstock.journal.auth import Authorizer, UnauthenticatedError
 from penstock.journal.claims import Capability, Claims
 from penstock.journal.fragment import MAX_OFFSET, Fragment
-from penstock.journal.gateway_http import Body, Exchange, HttpError, StreamReader, closing, web
+from penstock.journal.gateway_http import Body, Exchange, HttpError, StreamReader, closing, until_expired, web
 from penstock.journal.protocol import AppendRequest, Header, ReadRequest, ReadResponse, Status
 from penstock.journal.service import Service
 from penstock.journal.tokens import field
@@ -74,7 +75,7 @@ class Journals:
         return await self._read(exchange, request, claims)
 
     async def _read(self, exchange: Exchange, request: ReadRequest, claims: Claims) -> web.StreamResponse:
-        async with closing(self._service.read(request, claims)) as responses:
+        async with closing(until_expired(self._service.read(request, claims), claims)) as responses:
             first = await anext(responses, None)
             if first is None:
                 raise HttpError(500, _TERMINATED)
@@ -92,7 +93,13 @@ class Journals:
         await exchange.invite_body()
         messages = _append_requests(exchange.request.content, journal, self._body_timeout)
         async with aclosing(messages) as requests:
-            response = await self._service.append(requests, claims)
+            try:
+                async with asyncio.timeout(claims.left(time.time())) as limit:
+                    response = await self._service.append(requests, claims)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise UnauthenticatedError("the authorization ended before the request did") from None
         headers = _route_headers(response.header, journal, self.endpoint_of)
         if response.status != Status.OK:
             return exchange.answer(500, Status.Name(response.status), headers)

@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 from penstock.base.errors import PenstockError
 from penstock.journal.auth import Authorizer, UnauthenticatedError
 from penstock.journal.claims import Capability, Claims
-from penstock.journal.gateway_http import Exchange, HttpError, closing, web
+from penstock.journal.gateway_http import Exchange, HttpError, closing, until_expired, web
 from penstock.journal.protocol import ListRequest, ReadRequest
 from penstock.journal.service import Service
 from penstock.journal.tokens import ValidationError
@@ -56,9 +56,9 @@ class Rest:
     async def _call(self, exchange: Exchange, path: str, claims: Claims) -> AsyncIterator[Message]:
         if path == LIST:
             listing = await self._message(exchange, ListRequest(), validate_list_request)
-            return self._service.list(listing, claims)
+            return until_expired(self._service.list(listing, claims), claims)
         reading = await self._message(exchange, ReadRequest(), validate_read_request)
-        return self._service.read(reading, claims)
+        return until_expired(self._service.read(reading, claims), claims)
 
     async def _message(
         self, exchange: Exchange, empty: RequestT, validate: Callable[[RequestT], None]

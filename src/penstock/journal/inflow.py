@@ -2,6 +2,9 @@
 
 The interpreter's lock is held for neither. A thread is used only while there is something to write, so that clients
 that trickle hold none; and no more than `LIMIT` bytes wait, which holds the client back.
+
+The thread decides to leave under the same lock under which chunks are added: a chunk is either seen by the thread
+that is there, or starts another. So when the last thread that was started has ended, everything has been written.
 """
 
 from __future__ import annotations
@@ -19,18 +22,21 @@ LIMIT = 2 << 20
 
 
 class Inflow:
-    """The chunks of one append, in order. After an error nothing more is written, and the error is told by `put`."""
+    """The chunks of one append, in order. After an error nothing more is written, and every call tells it."""
 
-    __slots__ = ("_bytes", "_chunks", "_draining", "_lock", "_room", "_threads", "_write")
+    __slots__ = ("_bytes", "_chunks", "_failed", "_last", "_lock", "_room", "_running", "_threads", "_write")
 
     def __init__(self, write: Callable[[bytes], None], threads: Executor) -> None:
         self._write = write
         self._threads = threads
+        self._lock = threading.Lock()
         self._chunks: deque[bytes] = deque()
         self._bytes = 0
-        self._lock = threading.Lock()
+        self._running = False
+        self._failed = False
         self._room: asyncio.Event | None = None
-        self._draining: asyncio.Future[None] | None = None
+        self._last: asyncio.Future[None] | None = None
+        """The last thread that was started."""
 
     async def put(self, chunk: bytes) -> None:
         """Have a chunk written after those before it; waits while too much is waiting."""
@@ -38,23 +44,20 @@ class Inflow:
         with self._lock:
             self._chunks.append(chunk)
             self._bytes += len(chunk)
-            idle = self._draining is None
-        if idle:
-            self._start(loop)
-        while self._bytes > LIMIT and self._draining is not None:
+            starts, self._running = not self._running, True
+        if starts:
+            self._last = loop.run_in_executor(self._threads, self._drain, loop)
+        while self._bytes > LIMIT and not self._failed:
             room = self._room = asyncio.Event()
-            if self._draining.done():
-                await self.drained()  # it failed, or is about to be started again
-            elif self._bytes > LIMIT:
+            if self._bytes > LIMIT and not self._failed:
                 await room.wait()
+        if self._failed:
+            await self.drained()
 
     async def drained(self) -> None:
         """Wait until everything is written; raises what went wrong."""
-        while self._draining is not None:
-            draining = self._draining
-            await uncancelled(draining)
-            if self._draining is draining:
-                self._draining = None
+        if self._last is not None:
+            await uncancelled(self._last)
 
     async def abandoned(self) -> None:
         """Wait until the thread has let go; what was not written will not be."""
@@ -63,33 +66,29 @@ class Inflow:
         with suppress(Exception):
             await self.drained()
 
-    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._draining = loop.run_in_executor(self._threads, self._drain, loop)
-        self._draining.add_done_callback(self._ended)
-
-    def _ended(self, draining: asyncio.Future[None]) -> None:
-        """On the loop: go on if chunks came while the thread was leaving."""
-        if self._room is not None:
-            self._room.set()
-        if draining is not self._draining or draining.exception() is not None:
-            return
-        with self._lock:
-            more = bool(self._chunks)
-        if more:
-            self._start(draining.get_loop())
-        else:
-            self._draining = None
-
     def _drain(self, loop: asyncio.AbstractEventLoop) -> None:
-        while True:
-            with self._lock:
-                if not self._chunks:
-                    return
-                chunk = self._chunks.popleft()
-            self._write(chunk)
-            with self._lock:
-                waits = self._bytes > LIMIT
-                self._bytes -= len(chunk)
-                waits = waits and self._bytes <= LIMIT
-            if waits and self._room is not None:
-                loop.call_soon_threadsafe(self._room.set)
+        try:
+            while (chunk := self._next()) is not None:
+                self._write(chunk)
+                with self._lock:
+                    self._bytes -= len(chunk)
+                self._make_room(loop)
+        except BaseException:
+            self._failed = True  # `_running` stays: nobody starts another
+            raise
+        finally:
+            self._make_room(loop)
+
+    def _next(self) -> bytes | None:
+        with self._lock:
+            if not self._chunks:
+                self._running = False
+                return None
+            return self._chunks.popleft()
+
+    def _make_room(self, loop: asyncio.AbstractEventLoop) -> None:
+        room = self._room
+        if room is not None and (self._bytes <= LIMIT or self._failed):
+            self._room = None
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(room.set)

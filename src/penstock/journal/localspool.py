@@ -35,6 +35,7 @@ from penstock.journal.uncancelled import uncancelled
 
 log = logging.getLogger(__name__)
 
+_REMEMBERED = 64
 LARGE = 1 << 20
 """From this size on what was rolled back gives its room on the disk back at once."""
 
@@ -86,6 +87,7 @@ class LocalSpool:
         "_observer",
         "_shop",
         "_waiting",
+        "era",
         "first_append",
         "journal",
         "spool",
@@ -95,6 +97,8 @@ class LocalSpool:
     def __init__(self, journal: str, directory: Path, shop: Workshop, observer: Observer) -> None:
         self.journal = journal
         self.first_append = 0
+        self.era = 0
+        """Raised whenever commits were given up: what rested on them must not be tried."""
         self.used = 0.0
         """When content last came (monotonic clock)."""
         self._directory = directory
@@ -159,6 +163,8 @@ class LocalSpool:
         else:
             self.spool = Spool(fragment, registers, self)
         self._lost.append(range(self._durable + 1, self._adopted + 1))
+        del self._lost[:-_REMEMBERED]
+        self.era += 1
         self._adopted += 1
         self._durable = self._adopted
         self._failure = None

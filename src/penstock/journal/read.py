@@ -45,6 +45,7 @@ async def read(
         _require_listed(replica)
     offset = replica.write_head if request.offset == -1 else request.offset
     first = True
+    missed: Place | None = None
     while not replica.closed:
         changed = replica.changed()
         if not len(replica.index):
@@ -75,6 +76,7 @@ async def read(
         if request.do_not_proxy and not fragment.is_local:
             return
         stop = min(fragment.end, request.end_offset) if request.end_offset else fragment.end
+        began = offset
         try:
             async for content in contents(fragment, place, offset, stop, threads):
                 for at in range(0, len(content), chunk):
@@ -84,6 +86,9 @@ async def read(
         except FileNotFoundError:
             if fragment.end > replica.trimmed:
                 raise
+        if offset == began and place == missed:
+            raise _short(str(place), 0)  # it was not put into a store either: somebody took it away
+        missed = place if offset == began else None
         if request.end_offset and offset >= request.end_offset:
             return
 

@@ -255,9 +255,10 @@ class Replica:
                 listing = loop.run_in_executor(self._with.store_threads, _list, store, self.spec.name)
                 found += [(fragment, place) for fragment, place in self._fragments(store, await listing)]
         except (PenstockError, OSError) as error:
+            if str(error) != self.listing_error:  # it is tried every second: told once is enough
+                log.warning("%s: cannot list its stores: %s", self.spec.name, error)
             self.listing_error = str(error)
             self._with.stores.note(url, self.listing_error)
-            log.warning("%s: cannot list its stores: %s", self.spec.name, error)
         else:
             if urls == list(self.spec.fragment.stores):
                 self.listing_error = ""
@@ -317,7 +318,8 @@ class Replica:
 
     def park(self, now: float) -> None:
         """Hold no descriptor for a journal that nobody writes to."""
-        if now - self.local.used > _PARK_AFTER and self.local.path is not None:
+        idle = not self.pipeline_slot.owned and now - self.local.used > _PARK_AFTER
+        if idle and self.local.path is not None:
             self.local.park()
 
     def end_waits(self) -> None:
@@ -331,12 +333,16 @@ class Replica:
         self.spool_slot.wake()
         self._notify()
 
-    async def close(self) -> None:
-        """Let the journal go: refuse what is not adopted yet, wait for what is, end reads, close the files."""
+    def retire(self) -> None:
+        """Take nothing more, from this moment on."""
         self.closed = True
         self.end_waits()
         self.pipeline_slot.close()
         self.spool_slot.close()
+
+    async def close(self) -> None:
+        """Let the journal go: refuse what is not adopted yet, wait for what is, end reads, close the files."""
+        self.retire()
         await self.pipeline_slot.drained()
         if self.pipeline is not None:
             self.pipeline.close()

@@ -26,6 +26,9 @@ class Rounds:
         self._wanted: dict[str, int] = {}
         self._numbers = count()
         self._sooner = asyncio.Event()
+        self._active: set[str] = set()
+        self._again: set[str] = set()
+        """Journals whose next visit came due during a visit."""
         self._visits: set[asyncio.Task[None]] = set()
 
     def add(self, name: str, delay: float) -> None:
@@ -51,6 +54,10 @@ class Rounds:
                 _, number, name = heapq.heappop(self._due)
                 if self._wanted.get(name) != number:
                     continue
+                if name in self._active:
+                    self._again.add(name)  # one visit of a journal at a time
+                    continue
+                self._active.add(name)
                 await self._turns.acquire()
                 task = loop.create_task(self._one(name, number), name=f"visit {name}")
                 self._visits.add(task)
@@ -69,7 +76,12 @@ class Rounds:
             log.exception("%s: a visit failed; it is tried again", name)
         finally:
             self._turns.release()
-        if again is not None and self._wanted.get(name) == number:
+            self._active.discard(name)
+        if name in self._again:
+            self._again.discard(name)
+            if name in self._wanted:
+                self.add(name, 0.0)
+        elif again is not None and self._wanted.get(name) == number:
             self.add(name, again)
 
 

@@ -72,8 +72,7 @@ class _Call:
 
     def timeout(self) -> asyncio.Timeout:
         """Ends with the authorization."""
-        expires = self.claims.expires
-        return asyncio.timeout(None if expires is None else max(0.0, expires - time.time()))
+        return asyncio.timeout(self.claims.left(time.time()))
 
     def completed(self, response: object) -> None:
         status = getattr(response, "status", Status.OK)

@@ -122,7 +122,7 @@ _HINTS: dict[int, str] = {
     Status.JOURNAL_NOT_FOUND: "see `penstock journals list`; the token may also not allow this journal",
     Status.NO_JOURNAL_PRIMARY_BROKER: "the journal has no primary at the moment; try again",
     Status.NOT_JOURNAL_PRIMARY_BROKER: "ask the journal's primary, or let the broker pass the call on",
-    Status.INSUFFICIENT_JOURNAL_BROKERS: "too few brokers are running for the journal's replication; start more",
+    Status.INSUFFICIENT_JOURNAL_BROKERS: "too few brokers run for the journal's `replication`: start more, or lower it",
     Status.NOT_JOURNAL_BROKER: "ask a broker of the journal's route, or let the broker pass the call on",
     Status.ETCD_TRANSACTION_FAILED: "a journal was changed in the meantime; list it again and repeat the change",
     Status.NOT_ALLOWED: "the journal's flags do not allow it; see `penstock journals list`",
@@ -142,7 +142,9 @@ def translated(error: grpc.RpcError, address: str) -> PenstockError:
     # The latter is grpcio's word for a connection that went while something was being written to it.
     if code is grpc.StatusCode.UNAVAILABLE or details == "Internal error from Core":
         return BrokerGoneError(
-            f"the broker at {address} does not answer ({details})", hint="see whether it is running"
+            f"the broker at {address} does not answer ({details})",
+            hint=_hint(details),
+            harmless=details.startswith("failed to connect to all addresses"),
         )
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return TimedOutError(f"the broker at {address} did not answer in time")
@@ -157,3 +159,18 @@ def translated(error: grpc.RpcError, address: str) -> PenstockError:
             hint="it is not one of Penstock's, or of an older version",
         )
     return PenstockError(f"the broker refused: {details or code.name}")
+
+
+_CONNECTION_HINTS = {
+    "http1.x server": "this is a port for HTTP; gRPC's is usually the one before it",
+    "WRONG_VERSION_NUMBER": "it speaks without TLS: try http://",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted here: name its CA with --ca-file",
+    "Socket closed": "see whether it is running; if it speaks TLS, try https://",
+}
+
+
+def _hint(details: str) -> str:
+    """What may be wrong, by what gRPC says of a connection that could not be made."""
+    return next(
+        (hint for sign, hint in _CONNECTION_HINTS.items() if sign in details), "see whether it is running"
+    )

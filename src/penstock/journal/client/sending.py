@@ -25,7 +25,7 @@ from penstock.journal.client.errors import (
     translated,
 )
 from penstock.journal.client.routes import Line, connected
-from penstock.journal.client.shared import ANSWER_TIMEOUT, takes_batches
+from penstock.journal.client.shared import ANSWER_TIMEOUT, LIFE, takes_batches
 from penstock.journal.client.streamed import stream_append
 from penstock.journal.protocol import AppendBatch, AppendBatchResult, AppendRequest, AppendResponse
 
@@ -75,6 +75,7 @@ class Session:
         self._cautious = cautious
         self._flying = asyncio.Event()
         self._ending = False
+        self._until = asyncio.get_running_loop().time() + LIFE
 
     async def run(self) -> None:
         """Return when there has been nothing to send for a while; raises `BrokenError`."""
@@ -183,6 +184,8 @@ class Session:
     async def _wait_for_flight(self) -> None:
         """Until something is in flight, so that an answer is due."""
         while not self._batches.flight or self._batches.flight[0].length > MESSAGE_LIMIT:
+            if self._ending and not self._batches.flight:
+                raise _IdleError
             self._flying.clear()
             try:
                 async with asyncio.timeout(IDLE):
@@ -214,6 +217,10 @@ class Session:
     async def _next(self) -> Batch | None:
         """The next batch, when there is one; None if the session is ending."""
         while not self._ending:
+            if asyncio.get_running_loop().time() >= self._until:
+                self._ending = True  # the next session has a new token
+                self._flying.set()
+                break
             batch = self._batches.take(urgent=self._urgent())
             if batch is not None:
                 return batch

@@ -91,11 +91,10 @@ class SharedAppends:
     async def _next_message(self, receiving: asyncio.Task[None]) -> AppendBatch | None:
         """All that waits, as far as it fits; None when the stream is to end."""
         loop = asyncio.get_running_loop()
+        if loop.time() >= self._until:
+            self.ended = True  # whoever comes opens another stream; this one sends what it has taken
         while not self._queue or self._bytes >= IN_FLIGHT:
-            if receiving.done():
-                return None
-            if not self._queue and not self._flight and loop.time() >= self._until:
-                self.ended = True
+            if receiving.done() or (self.ended and not self._queue):
                 return None
             waited = self._room if self._queue else self._wake
             waited.clear()
