@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from penstock.base.disk import Buffer
 from penstock.journal import inflow as inflow_module
 from penstock.journal.inflow import Inflow
 
@@ -24,9 +25,9 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 @pytest.mark.parametrize("seed", range(5))
 def test_chunks_are_written_in_order_whoever_is_faster(threads: ThreadPoolExecutor, seed: int) -> None:
     chance = random.Random(seed)
-    written: list[bytes] = []
+    written: list[Buffer] = []
 
-    def write(chunk: bytes) -> None:
+    def write(chunk: Buffer) -> None:
         if chance.random() < 0.1:
             time.sleep(0.002)
         written.append(chunk)
@@ -47,9 +48,9 @@ def test_chunks_are_written_in_order_whoever_is_faster(threads: ThreadPoolExecut
 def test_no_more_waits_than_the_limit(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inflow_module, "LIMIT", 100)
     gate = threading.Event()
-    written: list[bytes] = []
+    written: list[Buffer] = []
 
-    def write(chunk: bytes) -> None:
+    def write(chunk: Buffer) -> None:
         gate.wait(20)
         written.append(chunk)
 
@@ -77,9 +78,9 @@ def test_a_failed_write_is_told_and_nothing_is_written_after_it(
     threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inflow_module, "LIMIT", 50)
-    written: list[bytes] = []
+    written: list[Buffer] = []
 
-    def write(chunk: bytes) -> None:
+    def write(chunk: Buffer) -> None:
         if len(written) == 3:
             raise OSError("No space left on device")
         written.append(chunk)
@@ -99,9 +100,9 @@ def test_a_failed_write_is_told_and_nothing_is_written_after_it(
 
 def test_who_gives_up_waits_for_the_write_under_way_and_no_other(threads: ThreadPoolExecutor) -> None:
     gate, reached = threading.Event(), threading.Event()
-    written: list[bytes] = []
+    written: list[Buffer] = []
 
-    def write(chunk: bytes) -> None:
+    def write(chunk: Buffer) -> None:
         reached.set()
         gate.wait(20)
         written.append(chunk)
@@ -124,7 +125,7 @@ def test_who_gives_up_waits_for_the_write_under_way_and_no_other(threads: Thread
 def test_a_chunk_that_comes_while_the_thread_is_leaving_is_written(threads: ThreadPoolExecutor) -> None:
     """Often enough that every order of thread, callback and waiting is met."""
 
-    async def one(written: list[bytes]) -> None:
+    async def one(written: list[Buffer]) -> None:
         inflow = Inflow(written.append, threads)
         for number in range(4):
             await inflow.put(b"%d" % number)
@@ -135,7 +136,7 @@ def test_a_chunk_that_comes_while_the_thread_is_leaving_is_written(threads: Thre
 
     async def test() -> None:
         for _ in range(1500):
-            written: list[bytes] = []
+            written: list[Buffer] = []
             await one(written)
             assert written == [b"0", b"1", b"2", b"3", b"last"]
 
@@ -149,7 +150,7 @@ def test_chunks_above_the_limit_are_all_written(
 
     async def test() -> None:
         for _ in range(300):
-            written: list[bytes] = []
+            written: list[Buffer] = []
             inflow = Inflow(written.append, threads)
             for size in (5, 40, 5, 40):
                 await inflow.put(bytes(size))

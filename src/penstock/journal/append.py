@@ -15,8 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from penstock.base.disk import Buffer
 from penstock.base.errors import PenstockError
 from penstock.journal import registers, validation
+from penstock.journal.chunks import Content
 from penstock.journal.claims import Claims
 from penstock.journal.flow import FlowLimits, MinimumRate
 from penstock.journal.fragment import ZERO_SUM, Codec, Fragment
@@ -136,7 +138,7 @@ class AppendMachine:
     def __init__(
         self,
         first: AppendRequest,
-        requests: AsyncIterator[AppendRequest] | bytes,
+        requests: AsyncIterator[AppendRequest | Content] | bytes,
         surroundings: Appending,
         claims: Claims,
         *,
@@ -422,7 +424,7 @@ class AppendMachine:
         self.begin = max(pipeline.local.spool.end, replica.index.end if replica.read_only else 0)
         self._minimum = MinimumRate(self._with.flow, self._with.clock())
 
-    async def _take(self, content: bytes) -> None:
+    async def _take(self, content: Buffer) -> None:
         replica, local = self._owned(), self._held().local
         if replica.read_only or self._first.suspend not in (RESUME, NO_RESUME):
             self._fail(Status.NOT_ALLOWED)
@@ -450,7 +452,7 @@ class AppendMachine:
             self._inflow = Inflow(self._write, self._with.threads)
         await self._inflow.put(content)
 
-    def _write(self, content: bytes) -> None:
+    def _write(self, content: Buffer) -> None:
         self._held().content(content)
         if self._summer is not None:
             self._summer.update(content)
@@ -546,7 +548,7 @@ class AppendMachine:
             roll_to=self._roll_to,
         )
 
-    async def _next(self, requests: AsyncIterator[AppendRequest]) -> AppendRequest | None:
+    async def _next(self, requests: AsyncIterator[AppendRequest | Content]) -> AppendRequest | Content | None:
         assert self._minimum is not None
         self._minimum.excuse(self._with.clock())  # since the last chunk came it was we who were busy
         try:
@@ -596,8 +598,10 @@ _STEPS: dict[State, Callable[[AppendMachine], Awaitable[None]]] = {
 }
 
 
-def _require_only_content(request: AppendRequest) -> None:
+def _require_only_content(request: AppendRequest | Content) -> None:
     """Later messages carry content, and nothing else (reference 6)."""
+    if isinstance(request, Content):
+        return
     try:
         validation.validate_append_request(request, first=False)
     except validation.ValidationError:

@@ -21,8 +21,9 @@ from typing import cast
 
 from penstock.base.disk import Disk
 from penstock.base.errors import CorruptError, PenstockError
-from penstock.journal import batches, keys, listing, maintenance, read, replicate, validation
+from penstock.journal import batches, chunks, keys, listing, maintenance, read, replicate, validation
 from penstock.journal.append import Appending, AppendMachine
+from penstock.journal.chunks import Content
 from penstock.journal.claims import EVERYTHING, Claims
 from penstock.journal.datadir import DataDir, Version
 from penstock.journal.flow import FlowLimits
@@ -263,14 +264,17 @@ class Broker:
             async for response in answers:
                 yield response
 
-    async def append(self, requests: AsyncIterator[AppendRequest], claims: Claims) -> AppendResponse:
+    async def append(
+        self, requests: AsyncIterator[AppendRequest | Content], claims: Claims
+    ) -> AppendResponse:
         try:
             async with asyncio.timeout(FIRST_MESSAGE):
-                first = await anext(requests, None)
+                message = await anext(requests, None)
         except TimeoutError:
             raise PenstockError(f"append stream: no request came for {FIRST_MESSAGE:g} s") from None
-        if first is None:
+        if message is None:
             raise PenstockError("append stream: unexpected EOF")
+        first = chunks.whole(message)
         validation.validate_append_request(first)
         machine = AppendMachine(first, requests, self._appending, claims)
         await machine.run()

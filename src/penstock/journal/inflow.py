@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 
+from penstock.base.disk import Buffer
 from penstock.journal.uncancelled import uncancelled
 
 LIMIT = 2 << 20
@@ -26,11 +27,11 @@ class Inflow:
 
     __slots__ = ("_bytes", "_chunks", "_failed", "_last", "_lock", "_room", "_running", "_threads", "_write")
 
-    def __init__(self, write: Callable[[bytes], None], threads: Executor) -> None:
+    def __init__(self, write: Callable[[Buffer], None], threads: Executor) -> None:
         self._write = write
         self._threads = threads
         self._lock = threading.Lock()
-        self._chunks: deque[bytes] = deque()
+        self._chunks: deque[Buffer] = deque()
         self._bytes = 0
         self._running = False
         self._failed = False
@@ -38,7 +39,7 @@ class Inflow:
         self._last: asyncio.Future[None] | None = None
         """The last thread that was started."""
 
-    async def put(self, chunk: bytes) -> None:
+    async def put(self, chunk: Buffer) -> None:
         """Have a chunk written after those before it; waits while too much is waiting."""
         loop = asyncio.get_running_loop()
         with self._lock:
@@ -79,7 +80,7 @@ class Inflow:
         finally:
             self._make_room(loop)
 
-    def _next(self) -> bytes | None:
+    def _next(self) -> Buffer | None:
         with self._lock:
             if not self._chunks:
                 self._running = False

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable
 from typing import Protocol
 
+from penstock.journal.chunks import Content
 from penstock.journal.claims import Claims
 from penstock.journal.protocol import (
     AppendBatch,
@@ -49,7 +50,9 @@ class Service(Protocol):
         """`chunk` is how much content a message may have, if not as little as the reference says."""
         ...
 
-    def append(self, requests: AsyncIterator[AppendRequest], claims: Claims) -> Awaitable[AppendResponse]: ...
+    def append(
+        self, requests: AsyncIterator[AppendRequest | Content], claims: Claims
+    ) -> Awaitable[AppendResponse]: ...
 
     def replicate(
         self, requests: AsyncIterator[ReplicateRequest], claims: Claims

@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 
 from penstock.base.errors import PenstockError
+from penstock.journal import chunks
 from penstock.journal.auth import Authorizer, UnauthenticatedError
 from penstock.journal.claims import EVERYTHING, Capability, Claims
 from penstock.journal.metrics import Metrics
@@ -208,7 +209,7 @@ def _journal(made: Registration, service: Service) -> dict[str, grpc.RpcMethodHa
         ),
         "Append": grpc.stream_unary_rpc_method_handler(
             made.commit("Append", Capability.APPEND, service.append),
-            AppendRequest.FromString,
+            chunks.decode,
             AppendResponse.SerializeToString,
         ),
         "Replicate": grpc.stream_stream_rpc_method_handler(

@@ -12,6 +12,7 @@ from typing import cast
 
 from penstock.base.disk import Buffer
 from penstock.journal import validation
+from penstock.journal.chunks import Content
 from penstock.journal.protocol import (
     AppendRequest,
     ApplyRequest,
@@ -66,14 +67,14 @@ def pieces_of(content: Buffer | Sequence[Buffer]) -> list[memoryview]:
     return [memoryview(piece).cast("B") for piece in pieces]
 
 
-def chunks(pieces: Iterable[memoryview]) -> Iterator[AppendRequest]:
+def chunks(pieces: Iterable[memoryview]) -> Iterator[Content]:
     """Content messages of a streamed append."""
     for piece in pieces:
         for at in range(0, len(piece), APPEND_CHUNK):
-            yield AppendRequest(content=bytes(piece[at : at + APPEND_CHUNK]))
+            yield Content(piece[at : at + APPEND_CHUNK])
 
 
-def stream(first: AppendRequest, pieces: Iterable[memoryview]) -> Iterator[AppendRequest]:
+def stream(first: AppendRequest, pieces: Iterable[memoryview]) -> Iterator[AppendRequest | Content]:
     """The stream of one append: parameters, content in chunks, and the empty message that means commit."""
     yield first
     yield from chunks(pieces)

@@ -16,13 +16,14 @@ from collections.abc import AsyncIterable, Sequence
 import grpc
 import grpc.aio
 
+from penstock.journal import chunks
 from penstock.journal.client import requests
 from penstock.journal.client.connection import Metadata
 from penstock.journal.client.errors import BrokerGoneError, translated
 from penstock.journal.client.routes import Line, connected
 from penstock.journal.protocol import AppendRequest, AppendResponse
 
-Call = grpc.aio.StreamUnaryCall[AppendRequest, AppendResponse]
+Call = grpc.aio.StreamUnaryCall[AppendRequest | chunks.Content, AppendResponse]
 
 
 Content = Sequence[memoryview] | AsyncIterable[bytes]

@@ -11,6 +11,8 @@ from typing import Generic, NamedTuple, TypeVar
 import grpc
 import grpc.aio
 
+from penstock.journal import chunks
+from penstock.journal.chunks import Content
 from penstock.journal.protocol import (
     JOURNAL_SERVICE,
     LOCAL_SERVICE,
@@ -60,8 +62,8 @@ APPLY: Method[ApplyRequest, ApplyResponse] = Method(
 READ: Method[ReadRequest, ReadResponse] = Method(
     f"/{JOURNAL_SERVICE}/Read", ReadRequest.SerializeToString, ReadResponse.FromString
 )
-APPEND: Method[AppendRequest, AppendResponse] = Method(
-    f"/{JOURNAL_SERVICE}/Append", AppendRequest.SerializeToString, AppendResponse.FromString
+APPEND: Method[AppendRequest | Content, AppendResponse] = Method(
+    f"/{JOURNAL_SERVICE}/Append", chunks.encode, AppendResponse.FromString
 )
 REPLICATE: Method[ReplicateRequest, ReplicateResponse] = Method(
     f"/{JOURNAL_SERVICE}/Replicate", ReplicateRequest.SerializeToString, ReplicateResponse.FromString
