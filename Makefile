@@ -31,6 +31,7 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/spine.py
+	$(BIN)/python benchmarks/journal.py
 
 # An older compiler on purpose: code it generates also loads with protobuf 6.
 proto:  ## regenerate the wire's messages after an edit of a .proto
