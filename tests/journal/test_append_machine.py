@@ -488,11 +488,13 @@ def test_the_first_append_of_a_journal_gets_its_own_fragment(tmp_path: Path) -> 
 
 
 EMPTY = empty_fragment(JOURNAL, 100, Codec.NONE)
-OLD = Fragment(JOURNAL, 100, 600, bytes(range(20)), Codec.NONE)
+OLD = Fragment(JOURNAL, 100, 600, bytes(range(20)), Codec.GZIP)
+OTHERWISE = replace(OLD, codec=Codec.NONE)
 
 ROLLS: list[tuple[str, Fragment, dict[str, int | None], int | None]] = [
     ("an empty one is always begun anew", EMPTY, {}, 100),
     ("one that may grow is extended", OLD, {}, None),
+    ("one of another codec closes, as the seed has it", OTHERWISE, {}, 600),
     ("one of just the length grows once more", OLD, {"length": 500}, None),
     ("one above the length closes", OLD, {"length": 499}, 600),
     ("a roll that is asked for", OLD, {"roll_to": 600}, 600),
@@ -527,6 +529,6 @@ def test_when_a_fragment_rolls(
     }
     proposal = proposal_to_extend(fragment, codec=Codec.GZIP, **{**defaults, **fields})  # type: ignore[arg-type]
     if rolls_at is None:
-        assert proposal == fragment, "its codec stays, whatever the spec says now"
+        assert proposal == fragment
     else:
         assert proposal == empty_fragment(JOURNAL, rolls_at, Codec.GZIP)

@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.journal import registers
 from penstock.journal.labels import label_set, match, parse_selector, subtract, union
@@ -68,3 +69,42 @@ def test_a_fence_lets_pass_who_holds_it_and_nobody_else(
     assert registers.check(now, parse_selector("epoch=7"))
     assert not registers.check(now, parse_selector("epoch=6"))
     assert match(parse_selector("epoch=7"), now)
+
+
+NAMES = st.sampled_from(["aa", "bb", "cc"])
+VALUES = st.sets(st.sampled_from(["x", "y", "z"]), min_size=1)
+SETS = st.dictionaries(NAMES, VALUES)
+
+
+def labels_of(model: dict[str, set[str]]) -> LabelSet:
+    return label_set((name, value) for name, values in model.items() for value in values)
+
+
+class Registers(RuleBasedStateMachine):
+    """Against a plain dictionary of sets: names are replaced whole, and taken away only as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = LabelSet()
+        self.model: dict[str, set[str]] = {}
+
+    @rule(coming=SETS, going=SETS)
+    def append(self, coming: dict[str, set[str]], going: dict[str, set[str]]) -> None:
+        self.now = registers.apply(self.now, labels_of(coming), labels_of(going))
+        left = {name: values for name, values in self.model.items() if going.get(name) != values}
+        self.model = {**left, **coming}
+
+    @rule(name=NAMES, value=st.sampled_from(["x", "y", "z"]), included=st.booleans())
+    def checked(self, name: str, value: str, included: bool) -> None:
+        held = value in self.model.get(name, set())
+        expected = not self.model or held == included
+        assert (
+            registers.check(self.now, parse_selector(f"{name}{'=' if included else '!='}{value}")) == expected
+        )
+
+    @invariant()
+    def the_registers_are_the_model(self) -> None:
+        assert self.now == labels_of(self.model)
+
+
+TestRegisters = Registers.TestCase
