@@ -30,13 +30,7 @@ from penstock.journal.replica import Replica
 from penstock.journal.replication import Pipeline, equivalent
 from penstock.journal.resolver import Resolution, Resolver, desired_replication
 from penstock.journal.slots import SlotClosedError
-
-NONE, PARTIAL, FULL = JournalSpec.Suspend.NONE, JournalSpec.Suspend.PARTIAL, JournalSpec.Suspend.FULL
-RESUME = AppendRequest.SUSPEND_RESUME
-NO_RESUME = AppendRequest.SUSPEND_NO_RESUME
-IF_FLUSHED = AppendRequest.SUSPEND_IF_FLUSHED
-NOW = AppendRequest.SUSPEND_NOW
-KEEP = AppendRequest.SUSPEND_KEEP
+from penstock.journal.suspension import FULL, NO_RESUME, NONE, PARTIAL, RESUME, Verdict, verdict
 
 LARGE = 128 << 10
 """From this size on a chunk is worth the way to a thread and back."""
@@ -44,6 +38,7 @@ HEALTH_TURNS = 5
 """So many looks at an unhealthy store an append takes before it gives up."""
 _IDLE_BEFORE_SUSPENSION = 24 * 3600
 _OK = Status.OK
+_LEVELS = {Verdict.RESUME: NONE, Verdict.SUSPEND_IN_PART: PARTIAL, Verdict.SUSPEND: FULL}
 _SUM_OF_NOTHING = hashlib.sha1().digest()
 
 
@@ -347,34 +342,28 @@ class AppendMachine:
             self.state = State.STREAM_CONTENT
 
     def _suspension_stands(self, spec: JournalSpec, summary: Summary) -> bool:
-        """Whether the append may proceed at the journal's level (reference 18); otherwise the next state is set."""
-        wanted, level = self._first.suspend, spec.suspend.level
+        """Whether the append may proceed at the journal's level; otherwise the next state is set."""
         replica = self._owned()
         # The index does not have yet what the disk has not: the spool has.
         unflushed = bool(replica.local.fragment.length)
-        if wanted == RESUME and level != NONE:
-            return self._suspend(NONE)
-        if wanted == NO_RESUME and level != NONE:
+        patience = spec.fragment.flush_interval.ToSeconds() or _IDLE_BEFORE_SUSPENSION
+        aged = bool(summary.mod_time) and replica.now_seconds() - summary.mod_time > patience
+        judged = verdict(
+            self._first.suspend,
+            spec.suspend.level,
+            empty=summary.begin == summary.end and not unflushed,
+            idle=aged and not unflushed,
+        )
+        if judged is Verdict.REFUSE:
             self._fail(Status.SUSPENDED)
-            return False
-        if wanted not in (IF_FLUSHED, NOW):
-            return True
-        if level != FULL and summary.begin == summary.end and not unflushed:
-            return self._suspend(FULL)
-        if level != NONE:
-            self.status = Status.SUSPENDED
-            return True
-        idle = spec.fragment.flush_interval.ToSeconds() or _IDLE_BEFORE_SUSPENSION
-        aged = bool(summary.mod_time) and replica.now_seconds() - summary.mod_time > idle
-        if wanted == NOW or (aged and not unflushed):
+        elif judged in _LEVELS:
+            self._next_suspend = JournalSpec.Suspend(level=_LEVELS[judged], offset=replica.local.spool.end)
+            self.state = State.UPDATE_SUSPEND
+        if judged is Verdict.SUSPEND_IN_PART:
             self._roll_to = replica.local.spool.end
-            return self._suspend(PARTIAL)
-        return True
-
-    def _suspend(self, level: JournalSpec.Suspend.Level) -> bool:
-        self._next_suspend = JournalSpec.Suspend(level=level, offset=self._owned().local.spool.end)
-        self.state = State.UPDATE_SUSPEND
-        return False
+        elif judged is Verdict.PROCEED_AS_SUSPENDED:
+            self.status = Status.SUSPENDED
+        return judged in (Verdict.PROCEED, Verdict.PROCEED_AS_SUSPENDED)
 
     async def on_update_suspend(self) -> None:
         assert self._resolution is not None

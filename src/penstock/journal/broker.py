@@ -27,7 +27,6 @@ from penstock.journal.chunks import Content
 from penstock.journal.claims import EVERYTHING, Claims
 from penstock.journal.datadir import DataDir, Version
 from penstock.journal.flow import FlowLimits
-from penstock.journal.fragment import Codec
 from penstock.journal.health import probe_delete
 from penstock.journal.keys import MemberId
 from penstock.journal.keyspace import LocalKeySpace
@@ -56,16 +55,14 @@ from penstock.journal.protocol import (
     ReplicateResponse,
     RollRequest,
     RollResponse,
-    Span,
     Status,
     TrimRequest,
     TrimResponse,
 )
-from penstock.journal.replica import InSpool, Replica, Surroundings
+from penstock.journal.replica import Replica, Surroundings
 from penstock.journal.replication import equivalent
 from penstock.journal.resolver import Identity, Resolution, Resolver
 from penstock.journal.rounds import Rounds
-from penstock.journal.spoolfile import CONTENT_AT
 from penstock.journal.storeset import Stores
 from penstock.journal.tokens import ValidationError
 from penstock.journal.topology import LocalTopology
@@ -329,22 +326,7 @@ class Broker:
         resolution = await self.resolver.resolve(request.journal, claims, may_proxy=False)
         if resolution.status != Status.OK:
             return LocateResponse(status=resolution.status)
-        replica = _served(resolution)
-        await replica.until_listed_once()
-        response = LocateResponse(write_head=replica.write_head)
-        for fragment, place in replica.locate(request.begin, request.end):
-            if isinstance(place, InSpool):
-                path, position = place.path, CONTENT_AT
-            elif (stored := place.store.local_path(place.path)) and fragment.codec is Codec.NONE:
-                path, position = stored, 0
-            else:
-                break  # to be read through the broker
-            begin = max(fragment.begin, request.begin)
-            span = Span(begin=begin, end=min(fragment.end, request.end), path=str(path))
-            span.position = position + begin - fragment.begin
-            span.compression_codec = Codec.NONE.to_proto()
-            response.spans.append(span)
-        return response
+        return await listing.locate(request, _served(resolution))
 
     async def trim(self, request: TrimRequest, claims: Claims) -> TrimResponse:
         resolution = await self._maintained(request.journal, claims)

@@ -1,4 +1,6 @@
-"""What there is: the journals of the key space (reference 20, "List"), and the fragments of one ("ListFragments")."""
+"""What there is: the journals of the key space (reference 20, "List"), the fragments of one ("ListFragments"), and the
+files of this machine that hold its bytes.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from concurrent.futures import Executor
 
 from penstock.journal import keys, labels
 from penstock.journal.claims import Claims
+from penstock.journal.fragment import Codec
 from penstock.journal.keyspace import Entry, LocalKeySpace
 from penstock.journal.protocol import (
     FragmentsRequest,
@@ -16,11 +19,15 @@ from penstock.journal.protocol import (
     JournalSpec,
     ListRequest,
     ListResponse,
+    LocateRequest,
+    LocateResponse,
+    Span,
     Status,
 )
 from penstock.journal.read import signed
-from penstock.journal.replica import InStore, Replica
+from penstock.journal.replica import InSpool, InStore, Replica
 from penstock.journal.resolver import Resolver
+from penstock.journal.spoolfile import CONTENT_AT
 
 CHUNK = 25
 PAGE = 1000
@@ -116,4 +123,23 @@ async def list_fragments(
         listed = response.fragments.add(spec=fragment.to_proto())
         if request.HasField("signatureTTL") and isinstance(place, InStore):
             listed.signed_url = await signed(place, request.signatureTTL.ToTimedelta(), threads)
+    return response
+
+
+async def locate(request: LocateRequest, replica: Replica) -> LocateResponse:
+    """In which files of this machine the bytes asked for lie; what is left out is to be read through the broker."""
+    await replica.until_listed_once()
+    response = LocateResponse(write_head=replica.write_head)
+    for fragment, place in replica.locate(request.begin, request.end):
+        if isinstance(place, InSpool):
+            path, position = place.path, CONTENT_AT
+        elif (stored := place.store.local_path(place.path)) and fragment.codec is Codec.NONE:
+            path, position = stored, 0
+        else:
+            break
+        begin = max(fragment.begin, request.begin)
+        span = Span(begin=begin, end=min(fragment.end, request.end), path=str(path))
+        span.position = position + begin - fragment.begin
+        span.compression_codec = Codec.NONE.to_proto()
+        response.spans.append(span)
     return response

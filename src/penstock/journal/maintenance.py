@@ -13,11 +13,12 @@ from typing import cast
 
 from penstock.base.errors import PenstockError
 from penstock.journal import labels
-from penstock.journal.append import IF_FLUSHED, KEEP, NO_RESUME, Appending, AppendMachine
+from penstock.journal.append import Appending, AppendMachine
 from penstock.journal.claims import Claims
 from penstock.journal.index import Index
 from penstock.journal.protocol import AppendRequest, JournalSpec, Status
 from penstock.journal.replica import Place
+from penstock.journal.suspension import IF_FLUSHED, KEEP, NO_RESUME
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,7 @@ from penstock.journal.keys import Assignment, MemberId
 from penstock.journal.keyspace import LocalKeySpace
 from penstock.journal.protocol import BrokerSpec, Header, JournalSpec, Route, Status
 from penstock.journal.replica import Replica
-
-FULL = JournalSpec.Suspend.FULL
-PARTIAL = JournalSpec.Suspend.PARTIAL
+from penstock.journal.suspension import FULL, PARTIAL
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from penstock.journal import keys
 from penstock.journal.keys import Assignment, MemberId
 from penstock.journal.keyspace import LocalKeySpace, Transaction
 from penstock.journal.protocol import ApplyRequest, BrokerSpec, JournalSpec, Route
-from penstock.journal.resolver import FULL
+from penstock.journal.suspension import FULL
 from penstock.journal.uncancelled import uncancelled
 
 

@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 
 from penstock.base.errors import PenstockError
-from penstock.journal import chunks
+from penstock.journal import methods
 from penstock.journal.auth import Authorizer, UnauthenticatedError
 from penstock.journal.claims import EVERYTHING, Capability, Claims
 from penstock.journal.metrics import Metrics
@@ -28,29 +28,9 @@ from penstock.journal.protocol import (
     JOURNAL_SERVICE,
     LOCAL_SERVICE,
     MAINTENANCE_SERVICE,
-    AppendBatch,
-    AppendBatchResult,
-    AppendRequest,
-    AppendResponse,
-    ApplyRequest,
-    ApplyResponse,
-    FragmentsRequest,
-    FragmentsResponse,
-    FragmentStoreHealthRequest,
-    FragmentStoreHealthResponse,
-    ListRequest,
-    ListResponse,
-    LocateRequest,
-    LocateResponse,
     ReadRequest,
     ReadResponse,
-    ReplicateRequest,
-    ReplicateResponse,
-    RollRequest,
-    RollResponse,
     Status,
-    TrimRequest,
-    TrimResponse,
 )
 from penstock.journal.service import Service
 
@@ -192,75 +172,56 @@ def _journal(made: Registration, service: Service) -> dict[str, grpc.RpcMethodHa
         return service.read(request, claims)
 
     return {
-        "List": grpc.unary_stream_rpc_method_handler(
+        methods.LIST.name: grpc.unary_stream_rpc_method_handler(
             made.stream("List", Capability.LIST, _plain(service.list), ends_cleanly=True),
-            ListRequest.FromString,
-            ListResponse.SerializeToString,
+            *methods.LIST.for_servers,
         ),
-        "Apply": grpc.unary_unary_rpc_method_handler(
-            made.answer("Apply", Capability.APPLY, service.apply),
-            ApplyRequest.FromString,
-            ApplyResponse.SerializeToString,
+        methods.APPLY.name: grpc.unary_unary_rpc_method_handler(
+            made.answer("Apply", Capability.APPLY, service.apply), *methods.APPLY.for_servers
         ),
-        "Read": grpc.unary_stream_rpc_method_handler(
-            made.stream("Read", Capability.READ, read, ends_cleanly=True),
-            ReadRequest.FromString,
-            ReadResponse.SerializeToString,
+        methods.READ.name: grpc.unary_stream_rpc_method_handler(
+            made.stream("Read", Capability.READ, read, ends_cleanly=True), *methods.READ.for_servers
         ),
-        "Append": grpc.stream_unary_rpc_method_handler(
-            made.commit("Append", Capability.APPEND, service.append),
-            chunks.decode,
-            AppendResponse.SerializeToString,
+        methods.APPEND.name: grpc.stream_unary_rpc_method_handler(
+            made.commit("Append", Capability.APPEND, service.append), *methods.APPEND.for_servers
         ),
-        "Replicate": grpc.stream_stream_rpc_method_handler(
+        methods.REPLICATE.name: grpc.stream_stream_rpc_method_handler(
             made.stream("Replicate", Capability.REPLICATE, _plain(service.replicate), ends_cleanly=False),
-            ReplicateRequest.FromString,
-            ReplicateResponse.SerializeToString,
+            *methods.REPLICATE.for_servers,
         ),
-        "ListFragments": grpc.unary_unary_rpc_method_handler(
+        methods.LIST_FRAGMENTS.name: grpc.unary_unary_rpc_method_handler(
             made.answer("ListFragments", Capability.READ, service.list_fragments),
-            FragmentsRequest.FromString,
-            FragmentsResponse.SerializeToString,
+            *methods.LIST_FRAGMENTS.for_servers,
         ),
-        "FragmentStoreHealth": grpc.unary_unary_rpc_method_handler(
+        methods.FRAGMENT_STORE_HEALTH.name: grpc.unary_unary_rpc_method_handler(
             made.answer("FragmentStoreHealth", Capability.READ, service.fragment_store_health),
-            FragmentStoreHealthRequest.FromString,
-            FragmentStoreHealthResponse.SerializeToString,
+            *methods.FRAGMENT_STORE_HEALTH.for_servers,
         ),
     }
 
 
 def _local(made: Registration, service: Service) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
     return {
-        "Append": grpc.unary_unary_rpc_method_handler(
-            made.answer("Append", Capability.APPEND, service.append_whole),
-            AppendRequest.FromString,
-            AppendResponse.SerializeToString,
+        methods.APPEND_WHOLE.name: grpc.unary_unary_rpc_method_handler(
+            made.answer("Append", Capability.APPEND, service.append_whole), *methods.APPEND_WHOLE.for_servers
         ),
-        "Appends": grpc.stream_stream_rpc_method_handler(
+        methods.APPENDS.name: grpc.stream_stream_rpc_method_handler(
             made.stream("Appends", Capability.APPEND, _plain(service.appends), ends_cleanly=False),
-            AppendBatch.FromString,
-            AppendBatchResult.SerializeToString,
+            *methods.APPENDS.for_servers,
         ),
-        "Locate": grpc.unary_unary_rpc_method_handler(
-            made.answer("Locate", Capability.READ, service.locate),
-            LocateRequest.FromString,
-            LocateResponse.SerializeToString,
+        methods.LOCATE.name: grpc.unary_unary_rpc_method_handler(
+            made.answer("Locate", Capability.READ, service.locate), *methods.LOCATE.for_servers
         ),
     }
 
 
 def _maintenance(made: Registration, service: Service) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
     return {
-        "Trim": grpc.unary_unary_rpc_method_handler(
-            made.answer("Trim", Capability.APPLY, service.trim),
-            TrimRequest.FromString,
-            TrimResponse.SerializeToString,
+        methods.TRIM.name: grpc.unary_unary_rpc_method_handler(
+            made.answer("Trim", Capability.APPLY, service.trim), *methods.TRIM.for_servers
         ),
-        "Roll": grpc.unary_unary_rpc_method_handler(
-            made.answer("Roll", Capability.APPLY, service.roll),
-            RollRequest.FromString,
-            RollResponse.SerializeToString,
+        methods.ROLL.name: grpc.unary_unary_rpc_method_handler(
+            made.answer("Roll", Capability.APPLY, service.roll), *methods.ROLL.for_servers
         ),
     }
 
