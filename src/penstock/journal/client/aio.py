@@ -213,8 +213,8 @@ class AsyncClient:
     ) -> Reader:
         """Committed bytes from `begin` (-1: the write head) as (offset, chunk), across fragments and outages.
 
-        Up to `end`, or to the write head; with `block` it goes on as bytes are committed. With `direct`, stored
-        fragments are fetched from their store. See `penstock.journal.client.reader`.
+        Up to `end`, or to the write head (`HoleError` if it does not get there); with `block` it goes on as bytes are
+        committed. With `direct`, stored fragments are fetched from their store. See `penstock.journal.client.reader`.
         """
         options = ReadOptions(
             journal, begin, end, block, begin_mod_time, direct, file_root, raise_jumps, outage_limit

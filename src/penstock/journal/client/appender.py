@@ -65,9 +65,9 @@ _log = logging.getLogger(__name__)
 
 
 class Pending:
-    """A record on its way. Awaiting it gives where it landed, with the registers and the sum of its batch.
+    """A record on its way. Awaiting it gives where it landed, with the registers after its batch.
 
-    The sum is all zeros for a batch whose answer was lost, and which an owner found in the journal.
+    Do not rely on its `sum`: brokers of other makes give that of the batch, ours give zeros and hash only once.
     """
 
     __slots__ = ("_appender", "_batch", "_begin", "_end")

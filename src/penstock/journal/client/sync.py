@@ -112,7 +112,7 @@ class Client:
         timeout: float | None = DEFAULT_TIMEOUT,
         begin_mod_time: int = 0,
     ) -> Iterator[tuple[int, bytes]]:
-        """Committed bytes from `begin`, as (offset, chunk); up to `end`, or to the write head.
+        """Committed bytes from `begin`, as (offset, chunk); up to `end`, or to the write head, or `HoleError`.
 
         With `block` it goes on as bytes are committed, until `end` or the time-out. Where bytes are gone, the
         next chunk's offset is beyond the end of the one before. `begin_mod_time` (unix seconds) leaves out
