@@ -32,6 +32,7 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/spine.py
 	$(BIN)/python benchmarks/journal.py
+	$(BIN)/python benchmarks/pipeline.py
 
 # An older compiler on purpose: code it generates also loads with protobuf 6.
 proto:  ## regenerate the wire's messages after an edit of a .proto

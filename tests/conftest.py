@@ -1,7 +1,13 @@
-"""What all tests share: one Spark session, and hypothesis without deadlines, since machines are noisy."""
+"""What all tests share: one Spark session, one Spark cluster, and hypothesis without deadlines.
+
+The JVMs that tests start, and those of the commands that tests start, compile for a quick start: most live for
+seconds, and half of their time would go into code that runs once. Name options of your own in the environment
+to test with others.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -10,20 +16,27 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from tests.spark.standalone import Standalone
 
+for _options in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
+    os.environ.setdefault(_options, "-XX:TieredStopAtLevel=1")
+
+# Machines are noisy.
 settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share the Spark session share a process; those with sessions of their own stay together by module.
+    """Tests that share the Spark session share a process, and so do those that share the cluster.
 
-    The others run beside them (`-n 2`).
+    Those with sessions of their own stay together by module. The others run beside them (`-n 2`).
     """
     for item in items:
         if item.get_closest_marker("spark") is not None:
-            shared = "spark" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("spark" if shared else item.nodeid.partition("::")[0]))
+            shared = [
+                name for name in ("spark", "standalone_master") if name in getattr(item, "fixturenames", ())
+            ]
+            item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.nodeid.partition("::")[0]))
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +47,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     spark = session(app="tests", cores=2, short_lived=True, scratch=tmp_path_factory.mktemp("spark"))
     yield spark
     stop(spark)
+
+
+@pytest.fixture(scope="session")
+def standalone_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    """A Spark master with two workers, each with a core, started once for all tests that ask for it."""
+    from tests.spark.standalone import standalone
+
+    with standalone(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster

@@ -1,4 +1,4 @@
-"""Every example runs, and does what it says; so do those of the page on the journal client."""
+"""Every example runs, and does what it says; so do those of the tutorial and of the page on the journal client."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.journal.embedded import EmbeddedBroker
+from penstock.pipeline import frames
+from penstock.pipeline.cases import check_case, find_cases, load_cases
 from penstock.pipeline.definition import load_pipeline
 from penstock.pipeline.runner import run
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 CLIENT_PAGE = Path(__file__).parents[1] / "docs" / "journal-client.md"
+TUTORIAL = Path(__file__).parents[1] / "docs" / "tutorial.md"
 
 
 def module_of(path: Path) -> ModuleType:
@@ -55,6 +58,60 @@ def test_the_shop(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.Monke
         wanted = [order for order in placed if order["total"] > 300]
         assert big == [{name: order[name] for name in ("id", "customer", "total")} for order in wanted]
         assert big
+
+
+def test_the_shop_in_yaml_is_the_shop_in_python() -> None:
+    python, yaml = (load_pipeline(EXAMPLES / "shop" / name) for name in ("pipeline.py", "pipeline.yaml"))
+    assert yaml.settings == python.settings
+    assert yaml.source_node == python.source_node
+    for one, other in zip(yaml.sink_nodes, python.sink_nodes, strict=True):
+        assert (one.name, one.ns, one.adaptor) == (other.name, other.ns, other.adaptor)
+        steps = [(step.name, step.ns, step.function) for step in one.steps if step.name != "big"]
+        assert steps == [(step.name, step.ns, step.function) for step in other.steps if step.name != "big"]
+        assert [step.name for step in one.steps] == [step.name for step in other.steps]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("name", ["pipeline.py", "pipeline.yaml"])
+def test_the_cases_of_the_shop(name: str, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "_session", lambda pipeline, stack: spark)
+    pipeline = load_pipeline(EXAMPLES / "shop" / name)
+    with frames.frame_courses(pipeline, lambda: None) as courses:
+        for case in load_cases(find_cases(EXAMPLES / "shop" / name)).cases:
+            result = check_case(case, pipeline, courses)
+            assert result.passed, (case.name, result.problem, result.differences)
+
+
+def test_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cases pass with the first pipeline, and fail with the second as the page shows."""
+    page = TUTORIAL.read_text()
+    first, second = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    [cases] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "shop.test.yaml").write_text(cases)
+    monkeypatch.chdir(tmp_path)
+
+    def failures(text: str) -> list[str]:
+        (tmp_path / "shop.py").write_text(text)
+        pipeline = load_pipeline(tmp_path / "shop.py")
+        with frames.frame_courses(
+            pipeline, lambda: pytest.fail("the page says that Spark is not started")
+        ) as courses:
+            results = [
+                check_case(case, pipeline, courses) for case in load_cases(tmp_path / "shop.test.yaml").cases
+            ]
+        return [
+            f"{line.sign} {line.text}"
+            for result in results
+            for lines in result.differences.values()
+            for line in lines
+            if line.sign != " "
+        ]
+
+    assert failures(first) == []
+    mended = first.partition("(\n    orders.transform")[0] + second
+    told = failures(mended)
+    assert told == ["- error wants a number", '+ {"id":3,"total":1000}']
+    assert all(line in page for line in told)
 
 
 def test_the_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

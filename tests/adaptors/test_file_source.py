@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -16,7 +17,7 @@ from penstock import adaptors as a
 from penstock.adaptors import file_source, lines
 from penstock.adaptors.base import Batch
 from penstock.adaptors.file_source import BadLineError, FileChangedError
-from penstock.base.errors import UsageError
+from penstock.base.errors import AwayError, UsageError
 from penstock.log.message import MessageOffset, Mode, Op, Position, Resume
 
 
@@ -95,7 +96,7 @@ def test_a_relative_path_is_that_of_the_load(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("uri", ["in.jsonl", "file://", "sqlite://x", "file:/x", "://x"])
 def test_a_uri_of_another_kind_is_refused(uri: str) -> None:
-    with pytest.raises(UsageError, match="adaptor 'file': setting 'uri': expected file://PATH"):
+    with pytest.raises(UsageError, match=r"adaptor 'file': setting 'uri': expected file://PATH"):
         a.file(uri=uri)
 
 
@@ -113,6 +114,29 @@ def test_bad_settings_are_refused_at_load(settings: dict[str, object], complaint
     with pytest.raises(UsageError) as error:
         a.file(**settings)
     assert complaint in error.value.message
+
+
+def test_a_backfill_begins_anew_and_cannot_choose(path: Path) -> None:
+    path.write_bytes(b'{"a":1}\n')
+    assert data(list(read(path, known({})))) == [b'{"a":1}']
+    chosen = {"in": Resume(Mode.COPY, {}, MessageOffset(4), None, "a > 3")}
+    with pytest.raises(UsageError, match=r"adaptor 'file' cannot choose rows: namespace 'in' .* 'a > 3'"):
+        list(read(path, chosen))
+
+
+def test_a_disk_that_does_not_answer_is_away_and_not_wrong(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_bytes(b'{"a":1}\n')
+
+    def gone(*_: object) -> bytes:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", gone)
+        with pytest.raises(AwayError, match=r"cannot read .*in\.jsonl: Stale file handle"):
+            list(read(path))
+    assert data(list(read(path))) == [b'{"a":1}']
 
 
 def test_what_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:

@@ -102,6 +102,39 @@ def test_namespaces_that_stand_at_different_numbers_each_go_on_with_their_own() 
     assert numbers(batches) == [("b", 1), ("b", 3), ("b", 5), ("a", 6), ("b", 7), ("a", 8)]
 
 
+def test_a_namespace_still_copying_resumes_its_copy_while_others_go_on() -> None:
+    resume = {
+        "a": Resume(Mode.COPY, {"next": 2}, MessageOffset(0)),
+        "b": Resume(Mode.COMPLETE, {"next": 3}, MessageOffset(1)),
+        "c": Resume(Mode.SYNC, {"next": 8}, MessageOffset(2)),
+    }
+    with pytest.raises(UsageError, match="another one's turn"):
+        list(read(resume=resume, count=9, namespaces=["a", "b", "c"]))
+    resume["a"] = Resume(Mode.COPY, {"next": 3}, MessageOffset(0))
+    resume["b"] = Resume(Mode.COMPLETE, {"next": 4}, MessageOffset(1))
+    batches = list(read(resume=resume, count=12, namespaces=["a", "b", "c"]))
+    assert [(ns, number, m.mode.word) for (ns, number), m in zip(numbers(batches), messages(batches), strict=True)] == [
+        ("a", 3, "copy"), ("b", 4, "sync"), ("a", 6, "copy"), ("b", 7, "sync"), ("c", 8, "sync"), ("a", 9, "copy"),
+        ("b", 10, "sync"), ("c", 11, "sync"),
+    ]  # fmt: skip
+    assert [ns for batch in batches for ns in batch.completed] == ["a"]
+
+
+def test_a_backfill_begins_anew_and_cannot_choose() -> None:
+    resume = {
+        "a": Resume(Mode.COPY, {}, MessageOffset(4)),
+        "b": Resume(Mode.COMPLETE, {"next": 7}, MessageOffset(5)),
+    }
+    batches = list(read(resume=resume, count=8, namespaces=["a", "b"]))
+    assert numbers(batches) == [("a", 0), ("a", 2), ("a", 4), ("a", 6), ("b", 7)]
+    chosen = {"a": Resume(Mode.COPY, {}, MessageOffset(4), None, "seq > 3")}
+    with pytest.raises(
+        UsageError, match=r"adaptor 'generate' cannot choose rows: namespace 'a' .* 'seq > 3'"
+    ):
+        list(read(resume=chosen, count=8, namespaces=["a", "b"]))
+    assert list(read({"b"}.__contains__, resume=chosen, count=8, namespaces=["a", "b"]))
+
+
 def test_a_finished_run_has_nothing_more_until_the_count_is_raised() -> None:
     done = resumed(list(read(count=4)), Mode.COMPLETE)
     assert list(read(resume=done, count=4)) == []

@@ -8,7 +8,9 @@ from typing import Literal
 import pytest
 
 from penstock.base.errors import UsageError
-from penstock.base.settings import Setting, load, setting, settings_of, substitute
+from penstock.base.secrets import mask
+from penstock.base.settings import Setting, load, setting, settings_of
+from penstock.base.units import Unit
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Example:
     names: dict[str, str] = setting("old to new", default={})  # noqa: RUF009
     limit: int | None = setting("at most", default=None)
     servers: list[Nested] = setting("where they are", default=[])  # noqa: RUF009
+    size: int | None = setting("how large", default=None, unit=Unit.BYTES)
+    age: float | None = setting("how old", default=None, unit=Unit.SECONDS)
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -67,7 +71,8 @@ def test_defaults_are_not_shared() -> None:
         ({"Batch": 1}, "unknown setting 'Batch'; did you mean 'batch'?"),
         (
             {"zzz": 1},
-            "unknown setting 'zzz'; known: batch, fields, limit, mode, names, password, ratio, servers, tail, uri",
+            "unknown setting 'zzz'; known: age, batch, fields, limit, mode, names, password, ratio, servers, size, "
+            "tail, uri",
         ),
         ({"batch": "7"}, "setting 'batch': expected int, got str"),
         ({"batch": 7.5}, "setting 'batch': expected int, got float"),
@@ -95,59 +100,56 @@ def test_what_is_missing_is_named_with_its_help_and_an_example() -> None:
     assert error.value.hint == "for example: uri='file://out.jsonl'"
 
 
-@pytest.fixture
-def variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOST", "db.example")
-    monkeypatch.setenv("EMPTY", "")
-    monkeypatch.setenv("NESTED", "${HOST}")
-    monkeypatch.delenv("UNSET", raising=False)
-
-
-@pytest.mark.usefixtures("variables")
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("given", "variable", "value"),
     [
-        ("plain", "plain"),
-        ("${HOST}", "db.example"),
-        ("pg://${HOST}:5432/${HOST}", "pg://db.example:5432/db.example"),
-        ("${UNSET:-other}", "other"),
-        ("${UNSET:-}", ""),
-        ("${HOST:-other}", "db.example"),
-        ("${EMPTY}", ""),
-        ("${EMPTY:-other}", ""),  # set, if to nothing
-        ("${NESTED}", "${HOST}"),  # what a variable holds is taken as it is
-        ("$HOST $ {HOST} ${} ${1} $${}", "$HOST $ {HOST} ${} ${1} $${}"),
+        ({"batch": "${N}"}, "7", 7),
+        ({"ratio": "${N}"}, "0.25", 0.25),
+        ({"tail": "${N}"}, "true", True),
+        ({"limit": "${N}"}, "3", 3),
+        ({"uri": "${N}"}, "7", "7"),
+        ({"mode": "${N}"}, "b", "b"),
+        ({"size": "${N}"}, "64kB", 64_000),
+        ({"age": "${N}"}, "2m", 120.0),
     ],
 )
-def test_variables_are_replaced(text: str, expected: str) -> None:
-    assert substitute(text, "here") == expected
-
-
-@pytest.mark.usefixtures("variables")
-def test_variables_are_replaced_at_any_depth() -> None:
-    example = loaded(
-        fields=["${HOST}", "b"],
-        names={"a": "${UNSET:-x}"},
-        servers=[{"host": "${HOST}"}],
-    )
-    assert example.fields == ["db.example", "b"]
-    assert example.names == {"a": "x"}
-    assert example.servers == [Nested("db.example")]
-    assert substitute(("${HOST}", {"k": ["${HOST}", 1, None]}), "here") == [
-        "db.example",
-        {"k": ["db.example", 1, None]},
-    ]
-
-
-@pytest.mark.usefixtures("variables")
-@pytest.mark.parametrize("given", [{"password": "${UNSET}"}, {"fields": ["${UNSET}"]}])
-def test_a_variable_that_is_not_set_is_named_with_the_setting(given: dict[str, object]) -> None:
+def test_the_text_of_a_variable_may_stand_for_a_number_or_a_switch(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, object], variable: str, value: object
+) -> None:
+    monkeypatch.setenv("N", variable)
     [name] = given
+    assert getattr(loaded(**given), name) == value
+
+
+def test_text_that_does_not_read_as_the_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("N", "many")
+    with pytest.raises(UsageError, match="setting 'batch': expected int, got str"):
+        loaded(batch="${N}")
+
+
+def test_a_number_with_a_unit_may_be_text() -> None:
+    example = loaded(size="1.5GiB", age="1h30m")
+    assert (example.size, example.age) == (3 << 29, 5400.0)
+    assert (loaded(size=10, age=2).size, loaded(size=10, age=2).age) == (10, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"size": "big"}, "setting 'size': expected a size such as 64MB, 1GB or 512MiB, got 'big'"),
+        ({"age": "30"}, "setting 'age': expected a duration such as 500ms, 30s, 1h30m or 7d, got '30'"),
+        ({"size": 1.5}, "setting 'size': expected int | null, got float"),
+    ],
+)
+def test_what_is_no_size_or_duration_is_named(given: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError) as error:
         loaded(**given)
-    where = f"adaptor 'example', setting '{name}'"
-    assert error.value.message == f"{where}: the environment variable UNSET is not set"
-    assert error.value.hint == "export UNSET=..., or write ${UNSET:-default}"
+    assert error.value.message == f"adaptor 'example': {words}"
+
+
+def test_a_setting_that_is_marked_secret_is_masked_wherever_text_goes_out() -> None:
+    loaded(password="hunter22")
+    assert mask("the password hunter22") == "the password ***"
 
 
 def test_settings_describe_themselves() -> None:

@@ -1,10 +1,11 @@
-"""A data directory and a runner that exist only in memory, behind the commands' own imports."""
+"""A data directory to work on, and a runner that exists only in memory, behind the commands' own imports."""
 
 from __future__ import annotations
 
+import logging
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -12,11 +13,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from penstock import pipeline as pipeline_room
-from penstock.base.errors import UsageError
 from penstock.cli import cli
+from penstock.log.offsets import Commit
 from penstock.pipeline.definition import Pipeline
 from penstock.pipeline.progress import NodeProgress, Progress, SinkSummary, Summary
-from penstock.pipeline.records import LogEntry, NamespaceStatus, PipelineStatus, SinkStatus
+
+from .operating import Shop, message, orders
 
 Invoke = Callable[..., Result]
 
@@ -28,69 +30,6 @@ orders = shop.source("db", a.sqlite(uri="sqlite://shop.db"), ns="orders|items")
 orders.save("audit", a.file(uri="file://audit.jsonl"))
 orders.transform("slim", f.pick(fields=["id"])).save("ids", a.file(uri="file://ids.jsonl"), ns="^orders$")
 """
-
-
-def sink_status(sink: str, watermark: int, end: int, namespaces: dict[str, int]) -> SinkStatus:
-    return SinkStatus(
-        sink=sink,
-        watermark=watermark,
-        generation=0,
-        delivered=watermark,
-        dropped=0,
-        dead=0,
-        lag=end - watermark,
-        lag_bytes=None,
-        updated_ts=None,
-        namespaces=namespaces,
-    )
-
-
-class FakeDirectory:
-    """What `penstock.pipeline.operations.Directory` promises, over lists."""
-
-    def __init__(self, logs: dict[str, Sequence[LogEntry]], base: int = 0) -> None:
-        self.logs = logs
-        self.base = base
-
-    def pipelines(self) -> list[str]:
-        return list(self.logs)
-
-    def oldest(self, pipeline: str) -> int:
-        return self.base
-
-    def current(self, pipeline: str) -> int:
-        return self.base + len(self.logs[pipeline]) - 1
-
-    def show(self, pipeline: str, first: int, last: int) -> Iterator[LogEntry]:
-        if not self.base <= first <= last <= self.current(pipeline):
-            raise UsageError(f"the log of '{pipeline}' holds {self.base} to {self.current(pipeline)}")
-        yield from self.logs[pipeline][first - self.base : last - self.base + 1]
-
-    def offsets(self, pipeline: str) -> Sequence[SinkStatus]:
-        end = self.current(pipeline) + 1
-        return [
-            sink_status("audit", end, end, {"orders": end - 1, "items": self.base}),
-            sink_status("ids", 0, end, {}),
-        ]
-
-    def status(self, pipeline: str) -> PipelineStatus:
-        return PipelineStatus(
-            pipeline=pipeline,
-            running=False,
-            pid=None,
-            oldest=self.oldest(pipeline),
-            next=self.current(pipeline) + 1,
-            log_bytes=2048,
-            namespaces={"orders": NamespaceStatus("complete", self.current(pipeline))},
-            sinks=self.offsets(pipeline),
-        )
-
-
-def entries(count: int, base: int = 0) -> list[LogEntry]:
-    return [
-        LogEntry(base + n, 1_700_000_000_000_000 + n, "copy", "insert", "orders", None, f'{{"id":{n}}}')
-        for n in range(count)
-    ]
 
 
 class FakeRunner:
@@ -126,6 +65,15 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch, name: str, module: ModuleType) ->
     monkeypatch.setattr(pipeline_room, name, module, raising=False)
 
 
+@pytest.fixture(autouse=True)
+def logs_as_they_were() -> Iterator[None]:
+    """Commands that set up logging do so for their process, which here is that of all tests."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+
+
 @pytest.fixture
 def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Invoke:
     """Run a command in this process, in an empty current directory."""
@@ -139,21 +87,22 @@ def invoke(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Invoke:
     return run
 
 
+@pytest.fixture(scope="session")
+def five_messages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory to copy: pipeline `shop` with five messages, of which `audit` has all and `ids` none."""
+    with pytest.MonkeyPatch.context() as patch:
+        made = Shop(tmp_path_factory.mktemp("five"), patch)
+        made.log([message("items", '{"id":0}'), *orders(5)[1:]])
+        made.sink("audit", Commit(watermark=5, delivered=5), {"items": 0, "orders": 4})
+        made.sink("ids", Commit())
+    return made.data
+
+
 @pytest.fixture
-def directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeDirectory:
-    """The data directory `.penstock` of one pipeline, `shop`, with five messages."""
-    fake = FakeDirectory({"shop": entries(5)})
-    (tmp_path / ".penstock").mkdir()
-    module = ModuleType("penstock.pipeline.operations")
-
-    @contextmanager
-    def open_directory(path: Path) -> Iterator[FakeDirectory]:
-        assert path.is_dir()
-        yield fake
-
-    module.open_directory = open_directory  # type: ignore[attr-defined]
-    _stand_in(monkeypatch, "operations", module)
-    return fake
+def shop(five_messages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    """A copy of it, `.penstock` in the current directory, beside a pipeline file."""
+    shutil.copytree(five_messages, tmp_path / ".penstock")
+    return Shop(tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ import pytest
 import penstock
 from penstock.cli import cli
 
-from .conftest import FakeDirectory, Invoke
+from .conftest import Invoke
+from .operating import Shop
 
 SOURCE_ROOT = Path(penstock.__file__).parents[1]
 START = "import sys; sys.argv[0] = 'penstock'; from penstock.cli import main; main()"
@@ -148,16 +149,16 @@ def test_a_reader_that_goes_away_is_no_drama(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_no_colour_away_from_a_terminal(invoke: Invoke, directory: FakeDirectory, shop_file: Path) -> None:
+def test_no_colour_away_from_a_terminal(invoke: Invoke, shop: Shop) -> None:
     for command in (("about",), ("status",), ("plan", "shop.py", "--offline"), ("status", "--pipeline", "x")):
         result = invoke(*command)
         assert "\x1b" not in result.output
 
 
-def test_json_is_asked_for_before_or_behind_the_command(invoke: Invoke, directory: FakeDirectory) -> None:
-    before, behind = invoke("--json", "status"), invoke("status", "--json")
+def test_json_is_asked_for_before_or_behind_the_command(invoke: Invoke, shop: Shop) -> None:
+    before, behind = invoke("--json", "offset", "list"), invoke("offset", "list", "--json")
     assert before.stdout == behind.stdout
-    assert json.loads(before.stdout)["pipeline"] == "shop"
+    assert json.loads(before.stdout.splitlines()[0])["sink"] == "audit"
 
 
 SPARKLESS = [

@@ -1,19 +1,30 @@
-"""`init`, `about` and `plan`."""
+"""`init`, `about`, `plan` and `graph`."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 import pytest
 
 from penstock import adaptors, functions
+from penstock.adaptors.base import Adaptor
 from penstock.base.settings import setting, settings_of
-from penstock.cli.catalogue import in_words, quoted, sample
+from penstock.base.units import Unit
+from penstock.cli.catalogue import entries, in_words, quoted, sample
+from penstock.cli.connection import Connection
+from penstock.cli.pipelines import stores_of
+from penstock.journal import labels
+from penstock.journal.client import Client
+from penstock.journal.embedded import EmbeddedBroker
+from penstock.journal.fragment import Codec
+from penstock.journal.protocol import JournalSpec
 from penstock.pipeline.definition import load_pipeline
 
 from .conftest import Invoke
@@ -32,6 +43,18 @@ def test_init_writes_a_file_that_loads(invoke: Invoke, tmp_path: Path, source: s
     assert pipeline.source_node.adaptor.name == source
     assert [node.adaptor.name for node in pipeline.sink_nodes] == [sink]
     assert invoke("plan", "my-shop.py", "--offline").exit_code == 0
+
+
+@pytest.mark.parametrize(("source", "sink"), list(itertools.product(SOURCES, SINKS)))
+def test_init_writes_yaml_that_makes_the_same_pipeline(
+    invoke: Invoke, tmp_path: Path, source: str, sink: str
+) -> None:
+    assert invoke("init", source, sink, "shop.py").exit_code == 0
+    assert invoke("init", source, sink, "shop.yaml").exit_code == 0
+    python, yaml = load_pipeline(tmp_path / "shop.py"), load_pipeline(tmp_path / "shop.yaml")
+    assert (yaml.name, yaml.settings) == (python.name, python.settings)
+    assert yaml.source_node == python.source_node
+    assert yaml.sink_nodes == python.sink_nodes
 
 
 def test_init_writes_every_setting_of_a_role_with_its_help(invoke: Invoke, tmp_path: Path) -> None:
@@ -145,6 +168,107 @@ def test_plan_of_a_missing_file(invoke: Invoke) -> None:
     assert "there is no pipeline file none.py" in result.stderr
 
 
+SECRET_SHOP = """\
+pipeline: shop
+source:
+  name: db
+  adaptor: sqlite
+  settings: {uri: "sqlite://${DB}/${secret:KEY}.db"}
+  then:
+    - save: audit
+      adaptor: file
+      settings: {uri: "file://${OUT:-audit}.jsonl"}
+"""
+
+
+def test_settings_and_secrets_come_from_files_and_secrets_never_show(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DB", raising=False)
+    (tmp_path / "shop.yaml").write_text(SECRET_SHOP)
+    (tmp_path / "test.env").write_text("DB=/data\nOUT=other\n")
+    (tmp_path / "secrets.env").write_text("KEY=hunter22\n")
+    given = ("shop.yaml", "--settings", "test.env", "--secrets", "secrets.env")
+    (tmp_path / "secrets.env").chmod(0o644)
+    refused = invoke("plan", *given)
+    assert refused.exit_code == 2
+    assert "can be read by others" in refused.stderr
+    (tmp_path / "secrets.env").chmod(0o600)
+    for extra in ([], ["--offline"], ["--json"]):
+        result = invoke("plan", *given, *extra)
+        assert "sqlite:///data/***.db" in result.stdout
+        assert "other.jsonl" in result.stdout
+        assert "hunter22" not in result.output
+    assert "hunter22" not in invoke("--debug", "plan", *given).output
+    unset = invoke("plan", "shop.yaml", "--settings", "test.env")
+    assert unset.exit_code == 2
+    assert "line 5: adaptor 'sqlite', setting 'uri': the secret KEY is not known" in unset.stderr
+    monkeypatch.setenv("PENSTOCK_SETTINGS", "test.env")
+    monkeypatch.setenv("PENSTOCK_SECRETS", "secrets.env")
+    assert invoke("graph", "shop.yaml").exit_code == 0
+
+
+def test_plan_refuses_a_master_whose_tasks_could_not_reach_the_log(invoke: Invoke, shop_file: Path) -> None:
+    plan = ("plan", "shop.py", "--offline", "--master")
+    assert invoke(*plan, "local[4]").exit_code == 0
+    assert invoke(*plan, "spark://localhost:7077").exit_code == 0
+    for extra, words in (
+        ([], "the data directory's own broker cannot be reached from other machines"),
+        (["--broker", "http://10.0.0.4:8080"], "there is no token"),
+        (["--broker", "http://10.0.0.4:8080", "--auth-token", "x"], "no store is known that they share"),
+    ):
+        result = invoke(*plan, "spark://10.0.0.5:7077", *extra)
+        assert result.exit_code == 2
+        assert words in result.stderr
+        assert "audit" in result.stdout
+
+
+def test_plan_shows_the_matched_set_of_every_pattern_policy_and_lag(invoke: Invoke, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as db:
+        for table in ("orders", "items", "order_items", "staff"):
+            db.execute(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY)")
+    (tmp_path / "shop.py").write_text(
+        """\
+from penstock import Pipeline, adaptors as a, functions as f, retry
+shop = Pipeline("shop", log_limit="20GB")
+db = shop.source("db", a.sqlite(uri="sqlite://shop.db"), ns="orders|items")
+slim = db.transform("slim", f.pick(fields=["id"]), ns="^items$")
+slim.save("audit", a.file(uri="file://audit.jsonl"), on_error=retry(2), max_lag="1GB")
+slim.save("rest", a.file(uri="file://rest.jsonl"), ns="^order")
+"""
+    )
+    result = invoke("plan", "shop.py")
+    assert result.exit_code == 0, result.stderr
+    for words in (
+        "shop  log_limit=20GB",
+        "reads items, order_items, orders",
+        "leaves out staff",
+        "changes items",
+        "gets items, order_items, orders; exactly once",
+        "gets order_items, orders; exactly once",
+        "on error: retry 2 times from 1s on, then stop; may lag by 1GB, then hold",
+        "on error: stop",
+        "warning db: 'orders|items' matches more than it seems: order_items",
+    ):
+        assert words in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [("text", "└── db"), ("mermaid", "flowchart LR"), ("dot", 'digraph "shop" {'), ("json", '"edges"')],
+)
+def test_graph_draws_the_tree(invoke: Invoke, shop_file: Path, form: str, words: str) -> None:
+    result = invoke("graph", "shop.py", "--format", form)
+    assert result.exit_code == 0, result.stderr
+    assert words in result.stdout
+    assert "jsonl" not in result.stdout
+
+
+def test_graph_is_json_for_programs(invoke: Invoke, shop_file: Path) -> None:
+    shown = json.loads(invoke("graph", "shop.py", "--json").stdout)
+    assert {node["name"] for node in shown["nodes"]} == {"db", "audit", "slim", "ids"}
+
+
 @pytest.mark.parametrize(
     "value", ["plain", 'a "quoted" one', "back\\slash\n", "größe", ["a", 1], {"a": None}, True, 1.5]
 )
@@ -166,9 +290,38 @@ def test_types_are_told_in_words(hint: object, words: str) -> None:
     assert in_words(hint) == words
 
 
+def test_a_number_with_a_unit_is_told_as_size_or_duration() -> None:
+    @dataclass(frozen=True)
+    class Kind(Adaptor):
+        name: ClassVar[str] = "kind"
+        description: ClassVar[str] = "for tests"
+        size: int = cast(int, setting("how large", default=1, unit=Unit.BYTES))
+        age: float | None = cast("float | None", setting("how old", default=None, unit=Unit.SECONDS))
+
+    [entry] = entries({"kind": Kind}, {})
+    assert [known.type for known in entry.settings] == ["size", "duration or None"]
+
+
 def test_a_required_setting_without_example_becomes_a_variable() -> None:
     @dataclass(frozen=True)
     class Kind:
         api_key: str = cast(str, setting("the key"))
 
     assert sample(settings_of(Kind)[0]) == '"${API_KEY}"'
+
+
+def test_plan_looks_up_the_stores_of_the_pipelines_journals(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path) as broker, Client(broker.address) as client:
+        for name in ("pipelines/shop/log", "pipelines/shop/offsets/audit", "pipelines/shopping/log"):
+            spec = JournalSpec(name=name, replication=1, labels=labels.label_set({}))
+            spec.fragment.length = 1 << 20
+            spec.fragment.compression_codec = Codec.NONE.to_proto()
+            spec.fragment.refresh_interval.FromSeconds(300)
+            spec.fragment.stores.append(f"file:///{name.replace('/', '-')}/")
+            assert client.create(spec)
+        connection = Connection(broker.address, tmp_path)
+        assert stores_of("shop", connection) == [
+            "file:///pipelines-shop-log/",
+            "file:///pipelines-shop-offsets-audit/",
+        ]
+        assert stores_of("none", connection) == []

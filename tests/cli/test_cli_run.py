@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sqlite3
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from penstock.base.errors import InUseError
 from penstock.cli import render
 from penstock.cli.run import throttled, what_next
 from penstock.pipeline.progress import NodeProgress, Progress, SinkSummary
+from penstock.spark.reach import Reach
 
 from .conftest import FakeRunner, Invoke
 
@@ -26,11 +28,48 @@ def printed(renderable: object, *, width: int = 100) -> str:
 
 
 def test_the_runner_gets_what_was_asked_for(invoke: Invoke, runner: FakeRunner, shop_file: Path) -> None:
-    result = invoke("run", "shop.py", "--follow", "--master", "local[2]", "--cores", "2", "--data-dir", "d")
+    result = invoke(
+        "run", "shop.py", "--follow", "--master", "local[2]", "--cores", "2", "--data-dir", "d", "--strict",
+        "--conf", "spark.driver.memory=2g", "--scratch", "s", "--http", "off",
+    )  # fmt: skip
     assert result.exit_code == 0
     assert runner.calls == [
-        {"pipeline": "shop", "data_dir": Path("d"), "once": False, "master": "local[2]", "cores": 2}
+        {
+            "pipeline": "shop",
+            "data_dir": Path("d"),
+            "once": False,
+            "strict": True,
+            "broker": None,
+            "master": "local[2]",
+            "cores": 2,
+            "settings": {"spark.driver.memory": "2g"},
+            "scratch": Path("s"),
+            "http": None,
+        }
     ]
+
+
+def test_a_broker_elsewhere_goes_with_a_directory_of_its_own(
+    invoke: Invoke, runner: FakeRunner, shop_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_AUTH_KEYS", "as it was")
+    invoke(
+        "run", "shop.py", "--broker", "http://h:1", "--data-dir", "d", "--auth-keys", "c2VjcmV0LXNlY3JldC1z"
+    )
+    (call,) = runner.calls
+    assert (call["broker"], call["data_dir"]) == (Reach("http://h:1"), Path("d"))
+    assert os.environ["PENSTOCK_AUTH_KEYS"] == "c2VjcmV0LXNlY3JldC1z", "where Spark's processes look for it"
+
+
+@pytest.mark.parametrize("given", ["driver.memory=2g", "spark.driver.memory"])
+def test_a_setting_that_is_not_sparks_is_refused(invoke: Invoke, shop_file: Path, given: str) -> None:
+    result = invoke("run", "shop.py", "--conf", given)
+    assert (result.exit_code, "expected spark.SOMETHING=VALUE" in result.stderr) == (2, True)
+
+
+def test_a_master_elsewhere_without_a_broker_is_refused(invoke: Invoke, shop_file: Path) -> None:
+    result = invoke("run", "shop.py", "--master", "spark://10.0.0.5:7077")
+    assert (result.exit_code, "--broker" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

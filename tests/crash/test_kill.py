@@ -1,6 +1,6 @@
 """`kill -9` of a running `penstock run`, at every step and at random moments.
 
-A few seeded rounds run with every `make test`; `make soak` runs many.
+A few seeded rounds run with every `make test`, just enough to meet every step; `make soak` runs many.
 """
 
 from __future__ import annotations
@@ -10,14 +10,29 @@ from pathlib import Path
 
 import pytest
 
-from .crashing import STEPS, Loop, no_process_left, rounds_of, verify
+from .crashing import (
+    ONE_SINK,
+    STEPS,
+    TROUBLED,
+    TROUBLED_STEPS,
+    Loop,
+    no_process_left,
+    rounds_of,
+    verify,
+    verify_dead,
+)
 
 pytestmark = pytest.mark.spark
 
 
-def killed_again_and_again(directory: Path, seed: int, rounds: int) -> Loop:
-    loop = Loop(directory, messages=8_000, rate=4_000)
+def killed_again_and_again(
+    directory: Path, seed: int, rounds: int, messages: int, *, sparing: bool = False
+) -> Loop:
+    """The loop, verified after every kill; if `sparing`, no kill aims at a step that an earlier one has met."""
+    loop = Loop(directory, messages, rate=4_000)
     for aim, turn in rounds_of(seed, rounds):
+        if sparing and aim in loop.hit():
+            continue
         done = loop.kill_after(turn) if aim == "random" else loop.kill_at(aim, int(turn))
         print(f"{aim}: exit {done.exit_code} after {done.seconds:.1f} s, under way: {dict(done.interrupted)}")  # noqa: T201
         assert done.killed or done.exit_code == 0, loop.log_of()
@@ -31,15 +46,28 @@ def killed_again_and_again(directory: Path, seed: int, rounds: int) -> Loop:
 
 @pytest.mark.timeout(600)
 def test_each_message_arrives_once_whatever_step_is_interrupted(tmp_path: Path) -> None:
-    loop = killed_again_and_again(tmp_path, seed=7, rounds=len(STEPS))
+    loop = killed_again_and_again(tmp_path, seed=2416, rounds=len(STEPS), messages=3_000, sparing=True)
     assert set(loop.hit()) >= set(STEPS), f"not every step was hit with work in flight: {loop.hit()}"
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(3))
 def test_soak_each_message_arrives_once(tmp_path: Path, seed: int) -> None:
-    loop = killed_again_and_again(tmp_path, seed=100 + seed, rounds=20)
+    loop = killed_again_and_again(tmp_path, seed=100 + seed, rounds=20, messages=8_000)
     assert set(loop.hit()) >= set(STEPS), f"not every step was hit with work in flight: {loop.hit()}"
+
+
+@pytest.mark.soak
+def test_soak_with_dead_letters_and_compaction_under_way(tmp_path: Path) -> None:
+    loop = Loop(tmp_path, 4_000, rate=4_000, pipeline=TROUBLED)
+    for aim, turn in rounds_of(7, 16, TROUBLED_STEPS):
+        done = loop.kill_after(turn) if aim == "random" else loop.kill_at(aim, int(turn))
+        assert done.killed or done.exit_code == 0, loop.log_of()
+        verify(tmp_path, loop.count, complete=False)
+    assert loop.finish().exit_code == 0, loop.log_of()
+    verify(tmp_path, loop.count, complete=True)
+    verify_dead(tmp_path, loop.count)
+    assert set(loop.hit()) >= set(TROUBLED_STEPS), f"not every step was hit with work in flight: {loop.hit()}"
 
 
 PLANTED = """
@@ -50,8 +78,8 @@ from penstock.base import faults
 real_publish, real_commit = FilePublisher.publish, OffsetLog.commit
 late = []
 FilePublisher.publish = lambda self, parts, position: late.append((self, parts, position))
-def commit(self, *args):
-    real_commit(self, *args)
+def commit(self, *args, **named):
+    real_commit(self, *args, **named)
     with faults.step("planted"):
         while late:
             real_publish(*late.pop())
@@ -65,7 +93,8 @@ main()
 def test_acknowledging_before_it_is_durable_is_caught(tmp_path: Path) -> None:
     """The same loop on a product with a planted bug must fail, or it proves nothing."""
     (tmp_path / "planted.py").write_text(PLANTED)
-    loop = Loop(tmp_path, 8_000, 4_000, command=(sys.executable, str(tmp_path / "planted.py")))
+    command = (sys.executable, str(tmp_path / "planted.py"))
+    loop = Loop(tmp_path, 3_000, 4_000, command, pipeline=ONE_SINK)
     assert loop.kill_at("planted", 2).killed, loop.log_of()
     last = loop.finish()
     caught = last.exit_code != 0

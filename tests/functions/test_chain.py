@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from penstock import functions as f
 from penstock.functions.base import Editable, Function, FunctionError
 from penstock.functions.chain import Chain, Refused, Step
+from penstock.functions.python import MutableMessage
 
 TIME = pa.timestamp("us", "UTC")
 
@@ -95,7 +96,7 @@ def step(function: Function, pattern: str = "", name: str = "node") -> Step:
 
 
 def run(rows: pa.RecordBatch, *steps: Step, sink: str = "") -> tuple[pa.RecordBatch, list[Refused]]:
-    return Chain(steps).apply(rows, Pattern(sink))
+    return Chain(steps).apply(rows, Pattern(sink))[:2]
 
 
 def shown(rows: pa.RecordBatch) -> list[tuple[int, str, str, str]]:
@@ -251,6 +252,55 @@ def test_a_chain_survives_pickling() -> None:
     assert shown(pickle.loads(pickle.dumps(chain)).apply(rows, Pattern())[0]) == before
 
 
+def test_each_step_counts_what_it_was_asked_about_let_through_dropped_and_refused() -> None:
+    rows = batch(("x", '{"n":1}'), ("x", '{"n":2}'), ("y", '{"n":3}'), ("x", '{"n":true}'), ("z", "[]"))
+    counts = (
+        Chain(
+            [
+                step(f.skip(field="n", operator=">", match=1), "x", "big"),
+                step(f.remap(ns_map={"x": "z"}), "x", "move"),
+                step(f.opfilter(blacklist=["insert"]), "y", "ops"),
+                step(f.omit(fields=["n"]), "z", "slim"),
+                step(f.arrow(lambda rows: rows.slice(0, 1)), "z", "first"),
+                step(f.omit(fields=["n"]), "none", "none"),
+            ]
+        )
+        .apply(rows, Pattern())
+        .counts
+    )
+    assert counts == {
+        "big": (3, 1, 1, 1),
+        "move": (1, 1, 0, 0),
+        "ops": (1, 0, 1, 0),
+        "slim": (2, 1, 0, 1),
+        "first": (1, 1, 0, 0),
+        "none": (0, 0, 0, 0),
+    }
+
+
+def test_a_message_of_several_rows_counts_once_and_is_refused_as_a_whole() -> None:
+    rows = batch(("x", '{"n":1}'), ("x", '{"n":2}'), ("x", '{"n":3}'))
+    twice = f.arrow(lambda rows: pa.concat_batches([rows, rows.slice(0, 2)]))
+    second = iter(range(100))
+
+    def refuse_the_second_row(message: MutableMessage) -> MutableMessage | None:
+        if next(second) == 1:
+            raise FunctionError("once is enough")
+        return message if message.data["n"] != 2 else None
+
+    out, refused, counts = Chain(
+        [
+            step(twice, name="twice"),
+            step(f.python(refuse_the_second_row), name="once"),
+            step(Shout(), name="last"),
+        ]
+    ).apply(rows, Pattern())
+    assert out.column("offset").to_pylist() == [102]
+    assert [(one.offset, one.error) for one in refused] == [(100, "once is enough")]
+    assert counts["twice"] == (3, 3, 0, 0)
+    assert counts["once"] == (3, 1, 1, 1)
+
+
 namespaces = st.sampled_from(["orders", "items", "users"])
 texts = st.sampled_from(['{"a":1,"b":2}', '{ "a": 1.0 }', '{"b":"x"}', "{}", "[]", '{"a":11}'])
 functions = st.sampled_from(
@@ -260,13 +310,16 @@ functions = st.sampled_from(
         f.rename(field_map={"a": "b", "b": "a"}),
         f.remap(ns_map={"orders": "items", "items": "users"}),
         f.skip(field="a", operator=">", match=1),
+        f.opfilter(blacklist=["insert"]),
+        f.python(lambda message: {**message.data, "a": 12}),
+        f.arrow(lambda rows: rows),
         Shout(),
     ]
 )
 patterns = st.sampled_from(["", "orders", "items|users", "USERS", "none"])
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(
     st.lists(st.tuples(namespaces, texts), max_size=8),
     st.lists(st.builds(Step, st.sampled_from("abc"), functions, st.builds(Pattern, patterns)), max_size=3),
@@ -288,9 +341,12 @@ def test_a_batch_goes_the_way_that_its_messages_would_go_one_by_one(
                 )
         except FunctionError:
             refused.append(offset)
-    out, named = Chain(steps).apply(batch(*rows), Pattern(sink))
+    out, named, counts = Chain(steps).apply(batch(*rows), Pattern(sink))
     assert shown(out) == expected
     assert [one.offset for one in named] == refused
+    for count in counts.values():
+        assert count.into == count.out + count.dropped + count.refused
+    assert sum(count.refused for count in counts.values()) == len(refused)
 
 
 @pytest.mark.parametrize("size", [1, 1000])

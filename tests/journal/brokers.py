@@ -95,8 +95,8 @@ async def append(
     machine = AppendMachine(first, stream(content), broker._appending, CLAIMS)
     await machine.run()
     assert machine.status == Status.OK, Status.Name(machine.status)
-    assert machine.commit is not None
-    return machine.commit.begin, machine.commit.end
+    [commit] = machine.commits
+    return commit.begin, commit.end
 
 
 async def read(broker: Broker, request: ReadRequest) -> list[ReadResponse]:

@@ -204,7 +204,7 @@ class MemoryBroker:
                     response = refused or self._outcome(request, request.content)
                 except AbortError as error:
                     await context.abort(error.code, str(error))
-                if response.status != Status.OK:
+                if response.status != Status.OK and not batch.independent:
                     refused = response
                 result.results.add(response=response)
             yield result

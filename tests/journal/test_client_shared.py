@@ -5,16 +5,25 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import grpc
 import pytest
 
 from penstock.base.errors import PenstockError
-from penstock.journal.client import AsyncClient, BrokerGoneError, JournalError, RegisterMismatchError
+from penstock.journal.client import (
+    AsyncClient,
+    BrokerGoneError,
+    JournalError,
+    RegisterMismatchError,
+    TimedOutError,
+    UnauthenticatedError,
+)
 from penstock.journal.client import shared as shared_module
 from penstock.journal.embedded import EmbeddedBroker
 from penstock.journal.labels import label_set, parse_selector
 from penstock.log.commitlog import journal_spec
 
 from .brokers import JOURNAL
+from .client_servers import MemoryBroker
 
 
 async def opened(broker: EmbeddedBroker) -> AsyncClient:
@@ -28,7 +37,7 @@ def test_appends_of_many_tasks_share_a_stream_and_land_apart(broker: EmbeddedBro
         async with await opened(broker) as client:
             contents = [b"%05d;" % number * (1 + number % 50) for number in range(500)]
             landed = await asyncio.gather(*(client.append(JOURNAL, content) for content in contents))
-            assert len(client._shared) == 1, "they did not share"
+            assert len(client._sharing.streams) == 1, "they did not share"
             whole = await client.read_bytes(JOURNAL, 0)
             assert len(whole) == sum(map(len, contents))
             for content, place in zip(contents, landed, strict=True):
@@ -106,7 +115,7 @@ def test_an_idle_stream_ends_and_the_next_appends_open_another(
         async with await opened(broker) as client:
             for _ in range(2):
                 await asyncio.gather(*(client.append(JOURNAL, b"x") for _ in range(10)))
-                [shared] = client._shared.values()
+                [shared] = client._sharing.streams.values()
                 async with asyncio.timeout(5):
                     while not shared._running.done():  # noqa: ASYNC110 - it ends by itself
                         await asyncio.sleep(0.01)
@@ -161,5 +170,122 @@ def test_a_stream_under_constant_load_is_replaced_before_its_token_is_old(
             landed = sum(await asyncio.gather(*(busy() for _ in range(8))))
             assert await client.head(JOURNAL) == landed
             assert len(opened_streams) > 2
+
+    asyncio.run(test())
+
+
+def test_appends_that_follow_each_other_go_over_one_stream_and_the_first_is_a_call() -> None:
+    async def test() -> None:
+        async with MemoryBroker() as broker, AsyncClient(broker.address) as client:
+            for number in range(5):
+                assert (await client.append(JOURNAL, b"x")).begin == number
+            assert broker.calls == ["Local.Append", "Appends"]
+            await client.append("another/journal", b"x")
+            await client.append(JOURNAL, bytes(shared_module.SMALL + 1))
+            assert broker.calls[2:] == ["Local.Append", "Local.Append"], "out of the blue, and too large"
+
+    asyncio.run(test())
+
+
+def test_an_append_long_after_the_last_one_is_a_call_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_module, "IDLE", 0.05)
+
+    async def test() -> None:
+        async with MemoryBroker() as broker, AsyncClient(broker.address) as client:
+            for _ in range(2):
+                await client.append(JOURNAL, b"x")
+                await asyncio.sleep(0.1)
+            assert broker.calls == ["Local.Append", "Local.Append"]
+
+    asyncio.run(test())
+
+
+def test_a_broker_that_takes_no_streams_of_batches_gets_calls_and_is_asked_once() -> None:
+    async def test() -> None:
+        async with MemoryBroker(ours=False) as broker, AsyncClient(broker.address) as client:
+            for _ in range(3):
+                await client.append(JOURNAL, b"one")
+            await asyncio.gather(*(client.append(JOURNAL, b"two") for _ in range(5)))
+            assert broker.calls == ["Append"] * 8
+            assert len(broker.content) == 24
+
+    asyncio.run(test())
+
+
+def test_a_broker_that_was_started_again_between_two_appends_leaves_no_doubt(tmp_path: Path) -> None:
+    """The stream of the first ones is gone with the old broker; nothing must be written to it."""
+
+    async def test() -> None:
+        broker = EmbeddedBroker(tmp_path / "data")
+        async with await opened(broker) as client:
+            for _ in range(3):
+                await client.append(JOURNAL, b"before")
+            await asyncio.to_thread(broker.stop)
+            with pytest.raises(BrokerGoneError) as gone:
+                await client.append(JOURNAL, b"lost", retry=False)
+            assert gone.value.harmless
+            broker = await asyncio.to_thread(EmbeddedBroker, tmp_path / "data")
+            try:
+                assert (await client.append(JOURNAL, b"after")).begin == 18
+                assert await client.read_bytes(JOURNAL, 0) == b"before" * 3 + b"after"
+            finally:
+                await asyncio.to_thread(broker.stop)
+
+    asyncio.run(test())
+
+
+def test_a_stream_that_is_refused_tells_why_and_is_not_tried_until_the_time_is_up() -> None:
+    async def test() -> None:
+        async with MemoryBroker() as broker, AsyncClient(broker.address) as client:
+            await client.append(JOURNAL, b"x")
+            broker.refuses = grpc.StatusCode.UNAUTHENTICATED
+            outcomes = await asyncio.gather(
+                *(client.append(JOURNAL, b"y") for _ in range(3)), return_exceptions=True
+            )
+            assert [type(outcome) for outcome in outcomes] == [UnauthenticatedError] * 3
+            assert len(set(map(id, outcomes))) == 3, "each waiter has an error of its own"
+            broker.refuses = None
+            assert (await client.append(JOURNAL, b"z")).begin == 1
+
+    asyncio.run(test())
+
+
+def test_an_append_whose_time_is_up_is_in_doubt_and_one_that_was_not_sent_never_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_module, "IN_FLIGHT", 1)
+
+    async def test() -> None:
+        async with MemoryBroker() as broker, AsyncClient(broker.address) as client:
+            await client.append(JOURNAL, b"first")
+            await client.append(JOURNAL, b"second")
+            broker.hangs = 1
+            sent = asyncio.create_task(client.append(JOURNAL, b"sent", timeout=0.3))
+            await asyncio.sleep(0.05)
+            unsent = asyncio.create_task(client.append(JOURNAL, b"unsent", timeout=0.1))
+            for late in (unsent, sent):
+                with pytest.raises(TimedOutError):
+                    await late
+            [stream] = client._sharing.streams.values()
+            assert [request.content for request, _ in stream._flight] == [b"sent"]
+            assert [future.done() for _, future in stream._queue] == [True], "it will be passed over"
+
+    asyncio.run(test())
+
+
+def test_while_nobody_answers_an_append_is_in_no_doubt_be_it_a_call_or_for_the_stream() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def test() -> None:
+        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, AsyncClient(f"127.0.0.1:{port}") as client:
+            for streams in (0, 1):
+                with pytest.raises(BrokerGoneError) as gone:
+                    await client.append(JOURNAL, b"x", timeout=0.2, retry=False)
+                assert gone.value.harmless
+                assert len(client._sharing.streams) == streams
 
     asyncio.run(test())

@@ -13,6 +13,7 @@ import pytest
 
 from penstock.base.errors import PenstockError
 from penstock.journal.append import AppendStreamError
+from penstock.journal.batches import QUIET
 from penstock.journal.broker import BrokerOptions
 from penstock.journal.flow import FlowLimits
 from penstock.journal.localspool import JournalFailedError
@@ -337,6 +338,30 @@ def test_what_was_pipelined_behind_a_commit_that_was_given_up_is_not_tried(tmp_p
             batches.put_nowait(None)
             assert await append(broker, b"4444") == (4, 8)
             assert await content(broker) == b"00004444"
+
+    in_loop(test)
+
+
+def test_a_broker_that_stops_ends_a_stream_of_appends_once_all_of_it_is_answered(tmp_path: Path) -> None:
+    async def test() -> None:
+        gate = Gate()
+
+        async def sent() -> AsyncIterator[AppendBatch]:
+            yield AppendBatch(appends=[AppendRequest(journal=JOURNAL, content=b"last")] * 3)
+            await asyncio.Event().wait()
+
+        async with opened(tmp_path / "data", disk := HookedDisk()) as broker:
+            await append(broker, b"before")
+            disk.before = lambda step, path: gate.wait() if step == "sync" else None
+            results = broker.appends(sent(), CLAIMS)
+            answered = asyncio.ensure_future(anext(results))
+            await until(gate.reached.is_set)
+            broker.end_waits()
+            await asyncio.sleep(3 * QUIET)
+            assert not answered.done()
+            gate.open()
+            assert len((await answered).results) == 3
+            assert [answer async for answer in results] == []
 
     in_loop(test)
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.base import yamltext
 from penstock.base.errors import UsageError
-from penstock.journal import durations, specs_yaml
+from penstock.journal import durations
 from penstock.journal.durations import format_duration, parse_duration
 from penstock.journal.fragment import Codec
 from penstock.journal.labels import label_set, values_of
@@ -207,7 +208,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("? {a: b}\n: c", "a key must be a word"),
         ("a: b: c", "line 1: not YAML"),
         ("a: \x01", "not YAML"),
-        ("x" * (specs_yaml.MAX_BYTES + 1), "longer than 16 MiB"),
+        ("x" * (yamltext.MAX_BYTES + 1), "longer than 16 MiB"),
     ],
     ids=["bomb", "cycle", "lists", "maps", "python", "tag", "documents", "key", "syntax", "control", "size"],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +14,15 @@ from penstock.base.errors import CorruptError, UsageError
 from penstock.journal.client import Client
 from penstock.journal.embedded import EmbeddedBroker
 from penstock.journal.protocol import ApplyRequest
-from penstock.log import commitlog, offsets, positions
+from penstock.log import commitlog, offsets, positions, walking
+from penstock.log import record as rec
 from penstock.log.commitlog import CommitLog, LogReader, MessageTooLargeError, log_journal
+from penstock.log.journals import extent
 from penstock.log.message import MAX_MESSAGE_BYTES, Message, Mode, Op
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.ownership import FencedError
 from penstock.log.positions import LogCache, LogPoint
+from penstock.log.record import Record
 
 NOW = 1_700_000_000_000_000
 
@@ -114,7 +119,7 @@ def test_a_log_of_a_newer_format_is_refused(client: Client, tmp_path: Path) -> N
 def long_log(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommitLog:
     monkeypatch.setattr(positions, "GRANULE", 2000)
     monkeypatch.setattr(commitlog, "GRANULE", 2000)
-    monkeypatch.setattr(commitlog, "_WALK_CHUNK", 3000)
+    monkeypatch.setattr(walking, "CHUNK", 3000)
     log = a_log(client, tmp_path, segment=10_000)
     rng = random.Random(4)
     for i in range(60):
@@ -128,7 +133,7 @@ def test_seek_finds_every_message_with_the_index_and_without(long_log: CommitLog
     cache = LogCache(tmp_path / "index", long_log.journal)
     assert len(cache.entries()) > 5
     bare = LogReader(long_log.reader.client, long_log.journal, None)
-    for offset in range(long_log.point.offset + 1):
+    for offset in range(0, long_log.point.offset + 1, 3):
         assert long_log.reader.seek(offset) == bare.seek(offset)
     with pytest.raises(UsageError, match="is not in the log"):
         bare.seek(long_log.point.offset + 1)
@@ -178,13 +183,76 @@ def test_a_wrong_cache_is_noticed_and_made_anew(
 
 
 def test_a_log_whose_offsets_do_not_count_up_is_refused(client: Client, tmp_path: Path) -> None:
-    from penstock.log import record as rec
-
     log = a_log(client, tmp_path)
     log.append(some(2), {}, [], NOW)
     client.append(log_journal("shop"), rec.encode_messages(some(1), 7, {}))
     with pytest.raises(CorruptError, match="message 7 where 2 was expected"):
         a_log(client, tmp_path)
+
+
+class TestSegments:
+    def length(self, client: Client) -> int:
+        (journal,) = client.list()
+        return journal.spec.fragment.length
+
+    def test_a_log_takes_the_segment_length_that_is_asked_for_from_its_next_start_on(
+        self, client: Client, tmp_path: Path
+    ) -> None:
+        assert commitlog.DEFAULT_SEGMENT_BYTES == 1 << 30
+        old = a_log(client, tmp_path, segment=64 << 20)
+        old.append(some(3), {}, [], NOW)
+        assert self.length(client) == 64 << 20
+        again = a_log(client, tmp_path, segment=commitlog.DEFAULT_SEGMENT_BYTES)
+        assert self.length(client) == 1 << 30
+        assert again.log_id == old.log_id
+        assert again.append(some(1), {}, [], NOW).offset == 4
+
+    def test_without_a_length_it_stays_as_it_is(self, client: Client, tmp_path: Path) -> None:
+        a_log(client, tmp_path, segment=1 << 20)
+        CommitLog(client, "shop", tmp_path / "index", None, NOW)
+        assert self.length(client) == 1 << 20
+
+
+def test_a_snapshot_of_an_older_version_is_read(client: Client, tmp_path: Path) -> None:
+    """One without schemas, backfills and positions to go on from."""
+    log = a_log(client, tmp_path)
+    log.append(some(3), {"orders": {"id": 2}}, [], NOW)
+    log.close()
+    point = log.point
+    (tmp_path / "index" / "pipelines%shop%log.state").write_text(
+        f'{{"next":3,"byte":{point.byte},"oldest":0,'
+        '"namespaces":{"orders":{"offset":2,"mode":0,"position":{"id":2}}}}'
+    )
+    again = a_log(client, tmp_path)
+    assert again.resume() == log.resume()
+    assert again.point.offset == 3
+
+
+def test_the_limit_of_a_message_can_be_lowered(client: Client, tmp_path: Path) -> None:
+    log = CommitLog(client, "shop", tmp_path / "index", None, NOW, max_message_bytes=100)
+    with pytest.raises(MessageTooLargeError, match="has 101 bytes, the limit is 100"):
+        log.append([Message("a", b"x" * 101)], {}, [], NOW)
+    assert log.append([Message("a", b"x" * 100)], {}, [], NOW).offset == 1
+
+
+def test_a_source_gets_back_its_last_message(client: Client, tmp_path: Path) -> None:
+    log = a_log(client, tmp_path)
+    last = Message("orders", b'{"last":1}', Op.UPDATE, NOW, Mode.SYNC, b"7")
+    log.append([*some(3), last, *some(2, "items")], {"orders": {"id": 1}, "empty": {}}, [], NOW)
+    for again in (log, a_log(client, tmp_path / "new")):
+        resume = again.resume()
+        assert resume["orders"].message == last
+        assert resume["empty"].message is None
+        assert set(resume) == {"orders", "empty"}  # of items nothing was told
+
+
+def test_messages_are_found_wherever_they_are(long_log: CommitLog) -> None:
+    everything = {record.offset: record for record in long_log.reader.show(0, 1 << 40)}
+    rng = random.Random(5)
+    for _ in range(10):
+        wanted = rng.sample(range(long_log.point.offset + 20), 9)
+        assert long_log.reader.messages(wanted) == {o: everything[o] for o in wanted if o in everything}
+    assert long_log.reader.messages([]) == {}
 
 
 class TestOffsets:
@@ -223,3 +291,97 @@ class TestOffsets:
         OffsetLog(client, "shop", "audit", NOW)
         with pytest.raises(FencedError):
             old.commit(Commit(watermark=1), {}, NOW)
+
+    def test_a_commit_of_an_older_version_is_read(self, client: Client) -> None:
+        log = OffsetLog(client, "shop", "audit", NOW)
+        fields = b'{"watermark":4,"generation":1,"delivered":3,"dropped":1,"dead":0,"rows":3}'
+        old = rec.encode(Record(-1, NOW, Mode.COPY, Op.INSERT, "", fields, control=True))
+        client.append(log.journal, old)
+        assert offsets.load(client, "shop", "audit").commit == Commit(4, 1, 3, 1, 0, 3)
+
+    def test_what_is_noted_is_lost_in_a_crash_and_kept_by_a_flush(self, client: Client) -> None:
+        log = OffsetLog(client, "shop", "audit", NOW)
+        log.note(Commit(watermark=3), {"a": 2})
+        assert (log.state.commit.watermark, log.state.namespaces) == (3, {"a": 2})
+        assert offsets.load(client, "shop", "audit").commit == log.durable == Commit()
+        assert log.flush(NOW + 1)
+        assert log.durable == Commit(watermark=3)
+        assert not log.flush(NOW + 2)
+        assert offsets.load(client, "shop", "audit") == log.state
+        log.note(Commit(watermark=9), {"a": 8})
+        assert OffsetLog(client, "shop", "audit", NOW).state.commit.watermark == 3
+
+    def test_a_commit_writes_what_was_noted_before(self, client: Client) -> None:
+        log = OffsetLog(client, "shop", "audit", NOW)
+        log.note(Commit(watermark=3), {"a": 2})
+        log.commit(Commit(watermark=5), {"b": 4}, NOW)
+        assert offsets.load(client, "shop", "audit").namespaces == {"a": 2, "b": 4}
+        assert not log.flush(NOW)
+
+    def test_an_edit_says_what_all_namespaces_are_and_going_back_opens_a_generation(
+        self, client: Client
+    ) -> None:
+        run = OffsetLog(client, "shop", "audit", NOW)
+        run.commit(Commit(watermark=9, generation=2), {"a": 8, "b": 3}, NOW)
+        back = offsets.edit(client, "shop", "audit", NOW, lambda held: (Commit(4, 2), {"b": 3}))
+        assert (back.commit.watermark, back.commit.generation, back.namespaces) == (4, 3, {"b": 3})
+        assert offsets.load(client, "shop", "audit") == back
+        on = offsets.edit(client, "shop", "audit", NOW, lambda held: (Commit(7, 3), held.namespaces))
+        assert (on.commit.watermark, on.commit.generation, on.namespaces) == (7, 3, {"b": 3})
+        with pytest.raises(FencedError):
+            run.commit(Commit(watermark=10), {}, NOW)
+
+    def test_an_edit_of_an_unknown_sink_or_to_nonsense_is_refused(self, client: Client) -> None:
+        with pytest.raises(UsageError, match="no sink 'audit' of 'shop'"):
+            offsets.edit(client, "shop", "audit", NOW, lambda held: (Commit(4), {}))
+        assert client.list() == []
+        OffsetLog(client, "shop", "audit", NOW)
+        with pytest.raises(UsageError, match="negative"):
+            offsets.edit(client, "shop", "audit", NOW, lambda held: (Commit(-1), {}))
+
+    def test_a_sink_that_was_forgotten_begins_anew_in_another_generation(self, client: Client) -> None:
+        log = OffsetLog(client, "shop", "audit", NOW)
+        log.commit(Commit(watermark=9, generation=1, delivered=9), {"a": 8}, NOW)
+        assert offsets.forget(client, "shop", "audit")
+        assert client.list() == []
+        assert not offsets.forget(client, "shop", "audit")
+        assert offsets.load(client, "shop", "audit") == offsets.SinkOffsets()
+        state = OffsetLog(client, "shop", "audit", NOW).state
+        assert (state.commit, state.namespaces) == (Commit(generation=2), {})
+
+    def test_compaction_asks_the_broker_nothing_until_it_is_worth_it(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log = OffsetLog(client, "shop", "audit", NOW)
+        namespaces = {f"ns{i}": i for i in range(40)}
+        sizes = []
+        for i in range(60):
+            log.commit(Commit(watermark=100 + i), namespaces, NOW)
+            with monkeypatch.context() as patch:
+                if extent(client, log.journal).size < 20_000:
+                    patch.setattr(client, "roll", None)
+                log.compact(NOW, least_bytes=20_000)
+            sizes.append(extent(client, log.journal).size)
+        assert 15_000 < max(sizes) < 25_000
+        assert sum(after < before for before, after in itertools.pairwise(sizes)) >= 3
+        assert offsets.load(client, "shop", "audit") == log.state
+        assert log.state.namespaces == namespaces
+
+    def test_a_reader_meets_a_log_that_is_being_compacted(self, client: Client) -> None:
+        log = OffsetLog(client, "shop", "audit", NOW)
+        stop = threading.Event()
+        seen: list[int] = []
+
+        def look() -> None:
+            while not stop.is_set():
+                seen.append(offsets.load(client, "shop", "audit").commit.watermark)
+
+        reader = threading.Thread(target=look)
+        reader.start()
+        for i in range(1, 25):
+            log.commit(Commit(watermark=i), {"a": i - 1}, NOW)
+            log.compact(NOW, least_bytes=0)
+        stop.set()
+        reader.join()
+        assert seen == sorted(seen)
+        assert len(set(seen)) > 3

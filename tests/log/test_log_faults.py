@@ -15,7 +15,7 @@ from penstock.base.errors import CorruptError, UsageError
 from penstock.journal.client import Appended, BrokerGoneError, Client, JournalError
 from penstock.journal.embedded import EmbeddedBroker
 from penstock.journal.protocol import Status
-from penstock.log import commitlog, offsets, positions
+from penstock.log import commitlog, offsets, positions, walking
 from penstock.log import record as rec
 from penstock.log.commitlog import CommitLog, LogReader, MessageTooLargeError
 from penstock.log.message import ByteOffset, Message, Mode, Op
@@ -130,7 +130,7 @@ def test_an_owner_in_doubt_that_was_replaced_is_fenced(client: Client, flaky: Fl
 def finely_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(positions, "GRANULE", 2000)
     monkeypatch.setattr(commitlog, "GRANULE", 2000)
-    monkeypatch.setattr(commitlog, "_WALK_CHUNK", 3000)
+    monkeypatch.setattr(walking, "CHUNK", 3000)
 
 
 @pytest.mark.usefixtures("finely_indexed")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.log import record as rec
 from penstock.log.message import Message, Mode, Op
+from penstock.log.positions import LogState
 from penstock.log.record import CorruptRecordError, Record
 
 VECTORS = [
@@ -124,6 +125,32 @@ def test_a_batch_is_encoded_as_its_records_one_by_one(
         for i, m in enumerate(batch)
     )
     assert rec.encode_messages(batch, first, extras) == expected
+
+
+@given(st.lists(st.tuples(messages, st.booleans(), st.booleans()), max_size=20), st.integers(0, 40))
+def test_a_fold_that_skims_knows_what_one_knows_that_takes_every_record(
+    written: list[tuple[Message, bool, bool]], tail: int
+) -> None:
+    offset = 5
+    records: list[Record] = []
+    for message, extra, control in written:
+        told: dict[str, object] | None = {"position": {"at": len(records)}} if extra else None
+        records.append(
+            Record(
+                -1 if control else offset, message.ts, message.mode, message.op, message.ns, message.data,
+                message.key, told, control,
+            )
+        )  # fmt: skip
+        offset += not control
+    buffer = b"".join(map(rec.encode, records))
+    cut_off = rec.encode(Record(99, 0, Mode.COPY, Op.INSERT, "orders", bytes(40)))[:tail]
+    slow, quick = LogState(), LogState()
+    for record in records:
+        slow.apply(record, "test", 0)
+    slow.byte = len(buffer)
+    _, consumed = quick.skim(buffer + cut_off, "test", 0)
+    assert consumed == len(buffer)
+    assert quick == slow
 
 
 @given(st.lists(st.tuples(messages, st.booleans(), st.booleans()), max_size=20), st.integers(0, 40))

@@ -222,26 +222,6 @@ def test_a_bad_pattern_names_its_node() -> None:
     assert error.message.startswith("sink 'audit': namespace pattern 'a(?=b)', character 2: look-around")
 
 
-# Settings
-
-
-def test_settings_have_defaults_and_are_checked() -> None:
-    assert Pipeline("p").settings.segment_bytes == 64 * 1024 * 1024
-    assert Pipeline("p").settings.batch_messages == 500_000
-    assert Pipeline("p").settings.partitions is None
-    assert Pipeline("p", partitions=3).settings.partitions == 3
-    assert "setting 'batch_bytes'" in refusal(lambda: Pipeline("p", batch_bytes=0)).message
-    wrong: Any = "many"
-    assert "expected int, got str" in refusal(lambda: Pipeline("p", batch_messages=wrong)).message
-
-
-def test_an_unknown_setting_is_refused_with_a_suggestion() -> None:
-    """The original dropped `xlog_dir` in silence, and with it every resume."""
-    misspelt: Any = {"segment_byte": 1}
-    error = refusal(lambda: Pipeline("p", **misspelt))
-    assert "unknown setting 'segment_byte'; did you mean 'segment_bytes'?" in error.message
-
-
 # Pipeline files
 
 
@@ -347,6 +327,69 @@ def test_a_missing_name_in_the_file_says_what_comes_first(tmp_path: Path) -> Non
     error = refusal(lambda: load_pipeline(written(tmp_path / "shop.py", SHOP + "orders.save(a.discard())\n")))
     assert error.hint
     assert "name comes first" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "orders.save('x', a.discard(), on_eror='stop')",
+            "save() has no 'on_eror'; did you mean 'on_error'?",
+        ),
+        ("orders.save('x', a.discard(), maxlag='1GB')", "save() has no 'maxlag'; did you mean 'max_lag'?"),
+        (
+            "orders.transform('x', f.pick(fields=['a']), nz='a')",
+            "transform() has no 'nz'; known: function, name, ns",
+        ),
+        ("Pipeline('p').source('x', a.generate(count=1), namespace='a')", "source() has no 'namespace'"),
+        ("retry(3, back_off='1s')", "retry() has no 'back_off'; did you mean 'backoff'?"),
+        ("Pipeline('p', segment_size=1)", "unknown setting 'segment_size'; did you mean 'segment_bytes'?"),
+        ("a.fil(uri='x')", "'penstock.adaptors' has no attribute 'fil'; did you mean 'file'?"),
+        ("f.pik(fields=['x'])", "'penstock.functions' has no attribute 'pik'; did you mean 'pick'?"),
+        ("orders.sav('x', a.discard())", "'Node' object has no attribute 'sav'; did you mean 'save'?"),
+        ("shop.sourc('x', a.discard())", "no attribute 'sourc'; did you mean 'source'?"),
+        ("'x'.sav()", "AttributeError: 'str' object has no attribute 'sav'\n"),
+    ],
+)
+def test_a_misspelt_word_is_refused_with_a_suggestion(tmp_path: Path, line: str, words: str) -> None:
+    """Trap 1 of the reference: the original took any key in silence."""
+    file = written(tmp_path / "shop.py", SHOP + f"from penstock import retry\n{line}\n")
+    error = refusal(lambda: load_pipeline(file))
+    assert f"{file}, line 8: " in error.message
+    assert words in error.message
+
+
+def test_variables_of_a_file_come_from_environment_settings_and_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FROM_ENV", "env")
+    monkeypatch.delenv("FROM_FILE", raising=False)
+    written(tmp_path / "beside.txt", "content\n")
+    uri = "file:///${FROM_ENV}/${FROM_FILE}/${secret:KEY}/${file:beside.txt}"
+    text = SHOP.replace("file://audit.jsonl", uri)
+    pipeline = load_pipeline(
+        written(tmp_path / "shop.py", text),
+        settings={"FROM_ENV": "hidden", "FROM_FILE": "file"},
+        secrets={"KEY": "hunter22"},
+    )
+    adaptor: Any = pipeline.sink_nodes[0].adaptor
+    assert adaptor.uri == "file:///env/file/hunter22/content"
+    error = refusal(lambda: load_pipeline(tmp_path / "shop.py"))
+    assert (
+        "line 5: adaptor 'file', setting 'uri': the environment variable FROM_FILE is not set"
+        in error.message
+    )
+
+
+def test_a_sink_without_a_name_cannot_be_written(tmp_path: Path) -> None:
+    """Trap 13 of the reference: an unnamed sink got a new name at every start, and never resumed."""
+    for line in (
+        "orders.save(a.discard())",
+        "orders.save(adaptor=a.discard())",
+        "orders.save('', a.discard())",
+    ):
+        file = written(tmp_path / "shop.py", SHOP + f"{line}\n")
+        assert "line 7" in refusal(lambda file=file: load_pipeline(file)).message  # type: ignore[misc]
 
 
 def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:

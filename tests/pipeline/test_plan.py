@@ -9,11 +9,12 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from penstock import Pipeline
+from penstock import Pipeline, retry
 from penstock import adaptors as a
 from penstock import functions as f
 from penstock.adaptors.base import Adaptor, Guarantee, Order, Publisher, Sink, Stager
 from penstock.base.errors import UsageError
+from penstock.base.secrets import forget_all, register
 from penstock.base.settings import setting
 from penstock.pipeline.definition import Node
 from penstock.pipeline.plan import Plan, make_plan, shown_settings
@@ -118,6 +119,75 @@ def test_behind_a_step_that_may_rename_nothing_is_presumed() -> None:
         "x", out("x")
     )
     assert make_plan(pipeline, HERE).warnings == ()
+
+
+def test_each_function_is_shown_with_the_names_it_is_applied_to() -> None:
+    pipeline, orders = shop(ns=".*")
+    moved = orders.transform("move", f.remap(ns_map={"orders": "sales"}), ns="orders")
+    late = moved.transform("late", f.pick(fields=["id"]), ns="^(sales|staff)$")
+    late.transform("frame", lambda df: df, ns="^items$").transform("after", f.pick(fields=["id"])).save(
+        "all", out("a")
+    )
+    late.transform("idle", lambda df: df, ns="^nobody$").transform("known", f.pick(fields=["id"])).save(
+        "few", out("f"), ns="^(orders|staff)$"
+    )
+    plan = make_plan(pipeline, HERE)
+    every, few = plan.sinks
+    assert [(step.name, step.namespaces) for step in every.steps] == [
+        ("move", ("orders",)),
+        ("late", ("sales", "staff")),
+        ("frame", ("items",)),
+        ("after", None),  # a DataFrame function may have given any name
+    ]
+    assert [(step.name, step.namespaces) for step in few.steps] == [
+        ("move", ("orders",)),
+        ("late", ("sales", "staff")),
+        ("idle", ()),
+        ("known", ("sales", "staff")),
+    ]
+    assert "'^nobody$' matches nothing on the way to 'few'" in texts(plan, "idle")
+
+
+def test_a_functions_pattern_that_matches_more_than_it_seems() -> None:
+    pipeline, orders = shop(ns=".*")
+    slim = orders.transform("slim", f.pick(fields=["id"]), ns="items")
+    slim.save("one", out("1"))
+    slim.save("two", out("2"))
+    assert list(texts(make_plan(pipeline, HERE), "slim")) == [
+        "'items' matches more than it seems: order_items"
+    ]  # once, though it is on the way to two sinks
+
+
+def test_policies_lag_limits_and_pipeline_settings_are_shown() -> None:
+    pipeline = Pipeline("shop", log_limit="20GB", strict=True, retain_age="7d")
+    orders = pipeline.source("db", a.sqlite(uri="sqlite://shop.db"))
+    orders.save("one", out("1"), on_error=retry(3, backoff="2s", then="dead-letter"), max_lag="10GB")
+    orders.save("two", out("2"))
+    plan = make_plan(pipeline, HERE)
+    one, two = plan.sinks
+    assert (one.on_error, one.max_lag) == ("retry 3 times from 2s on, then dead-letter", "10GB, then hold")
+    assert (two.on_error, two.max_lag) == ("stop", None)
+    assert plan.settings == {"log_limit": "20GB", "strict": "True", "retain_age": "7d"}
+
+
+def test_a_lag_limit_above_the_logs_own_is_told() -> None:
+    pipeline = Pipeline("shop", log_limit="20GB")
+    pipeline.source("db", a.sqlite(uri="sqlite://shop.db")).save("one", out(), max_lag="30GB")
+    assert "max_lag of 30GB is never reached: the source pauses when the log has 20GB" in texts(
+        make_plan(pipeline, HERE), "one"
+    )
+
+
+def test_registered_secrets_are_masked_in_settings_and_in_what_went_wrong() -> None:
+    register("hunter22")
+    try:
+        pipeline, orders = shop()
+        orders.save("loose", Loose(uri="loose://host/hunter22"))
+        plan = make_plan(pipeline, None, "cannot open hunter22")
+    finally:
+        forget_all()
+    assert plan.sinks[0].settings["uri"] == "loose://host/***"
+    assert plan.problem == "cannot open ***"
 
 
 def test_a_source_without_namespaces() -> None:

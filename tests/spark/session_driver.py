@@ -1,8 +1,9 @@
 """A program that uses a session, for tests that need a process of their own. Prints one line of JSON.
 
-`work SCRATCH`: start, run a stream with a Python worker, stop; tells what it saw.
-`hang SCRATCH`: start, have a Python worker at work in a streaming batch, tell, and wait to be killed.
-`lose SCRATCH`: start, lose the JVM, stop what is left, then work as above.
+`work SCRATCH`: start, run a stream with a Python worker, stop; tells what it saw. The start-up archive is built from
+    a part of the classes, which takes a fraction of the time; with `work-whole` from all of them.
+`lose SCRATCH`: start, lose the JVM, stop what is left; damage the start-up archive and start again; tell what it
+    saw, and wait to be killed with a Python worker at work in a streaming batch.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.spark import session as engine
+from penstock.spark.archive import Archive
 from penstock.spark.jvm import Jvm
 
 PASSWORD = "hush-hush"
+SOME_CLASSES = 2_000
 
 
 def busy(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -45,13 +48,12 @@ def stream(spark: SparkSession, scratch: Path, task: object, seen: list[int]) ->
     query.option("checkpointLocation", str(scratch / f"checkpoint-{os.getpid()}")).start().awaitTermination()
 
 
-def start(scratch: Path, fast_start: bool = True) -> tuple[SparkSession, Jvm, dict[str, object]]:
+def start(scratch: Path) -> tuple[SparkSession, Jvm, dict[str, object]]:
     spark = engine.session(
         app="a test",
         cores=2,
         scratch=scratch,
         short_lived=True,
-        fast_start=fast_start,
         settings={"spark.hadoop.a.password": PASSWORD},
     )
     assert engine._running is not None
@@ -68,8 +70,8 @@ def start(scratch: Path, fast_start: bool = True) -> tuple[SparkSession, Jvm, di
     return spark, jvm, facts
 
 
-def work(scratch: Path, fast_start: bool = True) -> dict[str, object]:
-    spark, _, facts = start(scratch, fast_start)
+def work(scratch: Path) -> dict[str, object]:
+    spark, _, facts = start(scratch)
     workers: list[int] = []
     stream(spark, scratch, where, workers)
     below = {process.pid for process in psutil.Process().children(recursive=True)}
@@ -80,19 +82,41 @@ def work(scratch: Path, fast_start: bool = True) -> dict[str, object]:
     return facts
 
 
-def hang(scratch: Path) -> None:
-    spark, _, facts = start(scratch)
-    tell(facts)
-    stream(spark, scratch, busy, [])
-
-
-def lose(scratch: Path) -> dict[str, object]:
-    spark, jvm, facts = start(scratch)
+def lose(scratch: Path) -> None:
+    spark, jvm, first = start(scratch)
     jvm.kill()
     began = time.monotonic()
     engine.stop(spark)
     took = time.monotonic() - began
-    return work(scratch, fast_start=False) | {"sharing": facts["sharing"], "seconds to stop": took}
+    archive = damaged()
+    spark, _, second = start(scratch)
+    tell({"first": first, "second": second, "seconds to stop": took, "archive": archive.exists()})
+    stream(spark, scratch, busy, [])
+
+
+def build_from_a_part() -> None:
+    """From now on archives hold the first classes that were loaded, and those of streams."""
+    build = Archive.build
+
+    def build_little(self: Archive, class_list: Path) -> bool:
+        lines = class_list.read_text().splitlines(keepends=True)
+        streams = [
+            line for line in lines[SOME_CLASSES:] if "/streaming/runtime/MicroBatchExecution id" in line
+        ]
+        class_list.write_text("".join([*lines[:SOME_CLASSES], *streams]))
+        return build(self, class_list)
+
+    setattr(Archive, "build", build_little)  # noqa: B010 - mypy
+
+
+def damaged() -> Path:
+    """The start-up archive, with one of its bytes changed."""
+    (archive,) = Path(os.environ["XDG_CACHE_HOME"]).glob("penstock/archives/*.jsa")
+    content = bytearray(archive.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    archive.unlink()
+    archive.write_bytes(content)
+    return archive
 
 
 def tell(facts: dict[str, object]) -> None:
@@ -102,6 +126,9 @@ def tell(facts: dict[str, object]) -> None:
 
 if __name__ == "__main__":
     what, directory = sys.argv[1], Path(sys.argv[2])
-    if what == "hang":
-        hang(directory)
-    tell(work(directory) if what == "work" else lose(directory))
+    if what == "lose":
+        lose(directory)
+    else:
+        if what == "work":
+            build_from_a_part()
+        tell(work(directory))

@@ -20,7 +20,6 @@ import penstock
 
 pytestmark = pytest.mark.spark
 
-ROUNDS = 3
 QUERIES = 4
 BATCHES = 4
 PATIENCE = 100.0
@@ -77,11 +76,12 @@ def run_and_kill(tmp_path: Path, checkpoints: Path, goals: list[int]) -> None:
         driver.communicate(timeout=20)
 
 
-def test_every_restart_after_a_kill_goes_on_where_the_query_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("restarts", [1, pytest.param(10, marks=pytest.mark.soak)])
+def test_every_restart_after_a_kill_goes_on_where_the_query_was(tmp_path: Path, restarts: int) -> None:
     checkpoints = tmp_path / "checkpoints"
     reached = [-1] * QUERIES
     inside_a_write = 0
-    for _ in range(ROUNDS + 1):
+    for _ in range(restarts + 1):
         run_and_kill(tmp_path, checkpoints, [batch + BATCHES for batch in reached])
         inside_a_write += bool(half_written(checkpoints))
         for number in range(QUERIES):
@@ -89,4 +89,4 @@ def test_every_restart_after_a_kill_goes_on_where_the_query_was(tmp_path: Path) 
             assert offsets - commits in (0, 1), "a batch is planned when the one before it has been committed"
             reached[number] = commits
     # Told, not asserted: whether a kill meets a write is luck, though nearly every one does.
-    sys.stderr.write(f"kills inside a write: {inside_a_write} of {ROUNDS + 1}\n")
+    sys.stderr.write(f"kills inside a write: {inside_a_write} of {restarts + 1}\n")

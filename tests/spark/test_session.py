@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow as pa
@@ -200,8 +202,12 @@ class Place:
         facts: dict[str, object] = json.loads(out)
         return facts, err
 
-    def archive(self) -> Path | None:
-        return next(self.archives.glob("*.jsa"), None)
+    def wait_for_archive(self) -> Path:
+        deadline = time.monotonic() + 200
+        while not (built := list(self.archives.glob("*.jsa"))):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        return built[0]
 
 
 @pytest.fixture(scope="module")
@@ -247,51 +253,78 @@ def test_a_secret_is_not_on_the_command_line(first_run: tuple[dict[str, object],
 @pytest.fixture(scope="module")
 def archive(place: Place, first_run: tuple[dict[str, object], str]) -> Path:
     """The archive that the first run has left being built."""
-    deadline = time.monotonic() + 200
-    while place.archive() is None and time.monotonic() < deadline:
-        time.sleep(0.2)
-    built = place.archive()
-    assert built is not None
-    return built
+    return place.wait_for_archive()
 
 
+@pytest.mark.soak
 @pytest.mark.spark
-def test_the_next_run_has_the_archive_and_goes_with_its_workers_when_the_driver_is_killed(
-    place: Place, archive: Path
-) -> None:
-    assert [entry.suffix for entry in place.archives.iterdir() if entry.suffix in (".part", ".strikes")] == []
-    driver = place.start("hang")
-    assert driver.stdout is not None
-    facts = json.loads(driver.stdout.readline())
-    assert facts["sharing"]
+def test_soak_an_archive_of_all_classes_is_built_and_used(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.run("work-whole")
+    whole = place.wait_for_archive()
+    assert whole.stat().st_size > 100_000_000
+    facts, err = place.run("work-whole")
+    assert (facts["sharing"], facts["rows"], err) == (True, 10, "")
 
+
+@dataclass
+class Killed:
+    """A run on the archive that lost its JVM, started another on a damaged archive, and was killed at work."""
+
+    facts: dict[str, Any]
+    parts: list[Path]
+    """What the build had left before this run began."""
+    below: list[psutil.Process]
+    alive: list[psutil.Process]
+    """Of the processes below it, those that were still there long after the kill."""
+    said: str
+
+
+@pytest.fixture(scope="module")
+def second_run(place: Place, archive: Path) -> Killed:
+    parts = [entry for entry in place.archives.iterdir() if entry.suffix in (".part", ".strikes")]
+    driver = place.start("lose")
+    assert driver.stdout is not None
+    line = driver.stdout.readline()
     at_work = Path(place.environment["AT_WORK"])
     deadline = time.monotonic() + 100
-    while not at_work.exists() and time.monotonic() < deadline:
+    while not at_work.exists() and driver.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert at_work.exists()
     below = psutil.Process(driver.pid).children(recursive=True)
-    assert facts["jvm"] in [process.pid for process in below]
-    assert len(below) >= 3, "the JVM, the daemon of the Python workers, and a worker"
     driver.kill()
-    driver.communicate(timeout=20)
+    _, said = driver.communicate(timeout=20)
     _, alive = psutil.wait_procs(below, timeout=20)
     for process in alive:
         process.kill()
-    assert not alive
+    assert at_work.exists(), said
+    return Killed(json.loads(line), parts, below, alive, said)
 
 
 @pytest.mark.spark
-def test_a_damaged_archive_and_a_lost_jvm_cost_nothing_but_time(place: Place, archive: Path) -> None:
-    content = bytearray(archive.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    archive.unlink()
-    archive.write_bytes(content)
-    facts, err = place.run("lose")
-    assert not facts["sharing"]
-    assert float(str(facts["seconds to stop"])) < 29, "it waited for a JVM that was gone"
-    assert (facts["rows"], facts["left"], err) == (10, [], "")
-    assert not archive.exists()
+def test_the_next_run_has_the_archive(second_run: Killed) -> None:
+    assert second_run.parts == []
+    assert second_run.facts["first"]["sharing"]
+
+
+@pytest.mark.spark
+def test_a_lost_jvm_is_not_waited_for(second_run: Killed) -> None:
+    assert second_run.facts["seconds to stop"] < 29
+    assert second_run.facts["first"]["jvm"] != second_run.facts["second"]["jvm"]
+
+
+@pytest.mark.spark
+def test_a_damaged_archive_costs_nothing_but_time(second_run: Killed) -> None:
+    """A worker was at work in the session that was given it."""
+    assert not second_run.facts["second"]["sharing"]
+    assert not second_run.facts["archive"]
+    assert second_run.said == ""
+
+
+@pytest.mark.spark
+def test_the_jvm_and_the_workers_go_when_the_driver_is_killed(second_run: Killed) -> None:
+    assert second_run.facts["second"]["jvm"] in [process.pid for process in second_run.below]
+    assert len(second_run.below) >= 3, "the JVM, the daemon of the Python workers, and a worker"
+    assert not second_run.alive
 
 
 @pytest.mark.parametrize(

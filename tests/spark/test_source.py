@@ -1,4 +1,7 @@
-"""The data source `penstock` in a real Spark session: the log as rows, in batches and as a stream."""
+"""The data source `penstock` in a real Spark session: the log as rows, in batches and as a stream.
+
+What needs no session is in `test_formats.py`; writing is in `test_writer.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.base.errors import UsageError
-from penstock.journal.client import Client, Span
+from penstock.journal.client import Client
 from penstock.journal.embedded import EmbeddedBroker
-from penstock.journal.fragment import Codec
 from penstock.log.commitlog import CommitLog
 from penstock.log.message import Message, Mode, Op
 from penstock.spark.columns import with_variant
-from penstock.spark.source import LogRange, PenstockSource, SourceOptions, read_range
+from penstock.spark.source import PenstockSource
 
 pytestmark = pytest.mark.spark
 
@@ -120,47 +122,12 @@ def test_a_stream_takes_what_there_is_within_its_limits(
     assert max(map(len, batches)) <= 20_000
 
 
-def options_of(written: Written) -> SourceOptions:
-    return SourceOptions.parse({"dataDir": str(written.path), "pipeline": "shop"})
+def test_what_is_wrong_reaches_the_person_who_asked(spark: SparkSession, written: Written) -> None:
+    with pytest.raises(PySparkException, match="unknown option 'startofset'; did you mean 'startOffset'"):
+        source(spark, written, startOfset=3)
+    with pytest.raises(PySparkException, match="message 99999999 is not in the log"):
+        source(spark, written, startOffset=99999999).collect()
 
 
-@pytest.mark.parametrize("lost", ["files", "spans", "all"])
-def test_a_task_whose_file_has_gone_looks_again(written: Written, lost: str) -> None:
-    """A spool moves into the store between planning and reading; or there was no local file to begin with."""
-    head = written.log.point.byte
-    spans = written.client.locate(written.log.journal, 0, head)
-    if lost == "files":
-        spans = [Span(s.begin, s.end, s.path.with_name("gone"), s.position, s.codec) for s in spans]
-    elif lost == "spans":
-        spans = spans[1::2]
-    else:
-        spans = []
-    read = [
-        offset
-        for batch in read_range(options_of(written), LogRange(0, head, spans))
-        for offset in batch.column("offset").to_pylist()
-    ]
-    assert read == list(range(COUNT))
-
-
-def test_what_no_local_file_holds_comes_through_the_broker(
-    written: Written, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def elsewhere(self: Client, journal: str, begin: int, end: int) -> list[Span]:
-        return [Span(begin, end, Path("/nowhere"), 0, Codec.NONE)]
-
-    monkeypatch.setattr(Client, "locate", elsewhere)
-    batches = list(read_range(options_of(written), LogRange(0, written.log.point.byte, [])))
-    assert sum(batch.num_rows for batch in batches) == COUNT
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"dataDir": "x"}, "'pipeline' is missing"),
-        ({"dataDir": "x", "pipeline": "p", "maxByte": "1"}, "did you mean 'maxbytes'"),
-    ],
-)
-def test_wrong_options_are_named(options: dict[str, str], complaint: str) -> None:
-    with pytest.raises(UsageError, match=complaint):
-        SourceOptions.parse(options)
+def test_an_empty_read_is_an_empty_frame(spark: SparkSession, written: Written) -> None:
+    assert source(spark, written, startOffset="latest").collect() == []

@@ -15,6 +15,22 @@ A sink is written in two steps because Spark's tasks may fail, run twice, or out
 them. Tasks only *stage*, under names that no other attempt uses. The runner then *publishes* what the
 successful attempts reported, and moves the sink's own position in the same act. Nothing that a task does may
 be visible at the target.
+
+**What an error says**
+
+    AwayError      The system does not answer, or has no room; neither settings nor messages are wrong. The runner
+                   waits, longer each time, and tries again: it asks `read` anew with what the log holds by then,
+                   or calls `open` anew. So raise it early, with open connections closed, and do not retry for long.
+    UsageError     A person has to change something first: a setting, a right, a target that others wrote. The run
+                   ends with it.
+    RefusedError   From `publish` alone: the target refused the whole bulk and does not say for which message. None
+                   of it may be visible then. The sink stops; at the next start these messages go one at a time.
+    a `Refusal`    Not an error but a result: this very message cannot be taken. What happens to it is the pipeline's
+                   policy.
+    any other      The work failed. A query of Spark is started again a few times, then the sink stops.
+
+A stager that raises fails its task, which Spark runs again, and then its batch; the type of the error does not come
+through. What a target may do to one bulk belongs to `publish`.
 """
 
 from __future__ import annotations
@@ -29,6 +45,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from penstock.base.errors import UsageError
 from penstock.log.message import Message, Position, Resume
+from penstock.log.schema import Schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,12 +71,14 @@ class Batch:
     """What a source read in one go. The log takes it in one append: all of it, or none.
 
     `positions` says, for each namespace the batch moved, where to go on from once this batch is durable.
-    `completed` names the namespaces whose copy ends with this batch. A batch may have no messages.
+    `completed` names the namespaces whose copy ends with this batch. `schemas` gives, before the first row of a
+    namespace and at every change, what its fields are (`penstock.log.schema`). A batch may have no messages.
     """
 
     messages: Sequence[Message]
     positions: Mapping[str, Position] = field(default_factory=dict)
     completed: Sequence[str] = ()
+    schemas: Mapping[str, Schema] = field(default_factory=dict)
 
 
 class Source(ABC):
@@ -67,7 +86,7 @@ class Source(ABC):
 
     @abstractmethod
     def namespaces(self) -> Sequence[str]:
-        """The namespaces there are now; connects, reads no rows. Raises `UsageError` if it cannot."""
+        """The namespaces there are now; connects, reads no rows. Raises `UsageError` or `AwayError` if it cannot."""
 
     @abstractmethod
     def read(
@@ -86,7 +105,28 @@ class Source(ABC):
 
         Resuming must be exact: a message that the log holds is not yielded again, one that it does not
         hold is. A crash loses every batch that the log has not taken, and positions of them as well.
+
+        Each namespace is by itself: one that `resume` has in mode COPY goes on with its copy, and says `completed`
+        when that ends; one that is past it is followed, and does not wait for the copy of another; one that is not
+        there, or whose position is empty, is copied from its beginning. The text of data and keys is that of
+        `penstock.log.values`.
+
+        A `Resume.where` limits the copy to the rows that meet it; what follows the copy is not limited and begins
+        after `Resume.before`. The condition is the operator's text: a source that cannot keep it calls
+        `refuse_conditions`, one that can raises `UsageError` for what is no condition, before it reads, and runs it
+        so that it cannot write.
         """
+
+
+def refuse_conditions(adaptor: str, accept: Callable[[str], bool], resume: Mapping[str, Resume]) -> None:
+    """For sources that read all or nothing: refuse a backfill that wants some rows only."""
+    for ns, known in resume.items():
+        if known.where is not None and accept(ns):
+            raise UsageError(
+                f"adaptor '{adaptor}' cannot choose rows: namespace '{ns}' was to be copied anew "
+                f"where {known.where!r}",
+                hint=f"ask for all of it: `penstock backfill {ns}` without --where takes the place of this one",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +198,8 @@ class Stager(ABC):
 
         Rows of one message share its offset and follow each other. Called for every partition, also for
         empty ones. A row that the target can never take is reported in `refused`, not raised: a raised
-        error is retried by Spark and then fails the batch.
+        error is retried by Spark and then fails the batch. Every message given is in one of the two, staged or
+        refused: what is in neither counts as dropped by a function.
         """
 
 
@@ -172,7 +213,8 @@ class Publisher(ABC):
         `start` is what the offset log says. None means that the target keeps no position (at least once). A
         position of an older generation counts for nothing: the operator rewound, and the answer is `start`.
         What is answered must be durable by then, also if the process that wrote it died before its sync.
-        Raises `UsageError` if the target holds something that this pipeline did not write.
+        Raises `UsageError` if the target holds something that this pipeline did not write, `AwayError` if it
+        does not answer.
         """
 
     @abstractmethod
@@ -180,7 +222,8 @@ class Publisher(ABC):
         """Make these parts visible and move the target's position, both or neither; durable on return.
 
         `parts` come in the order of their offsets. There may be none: then only the position moves. After
-        an exception the state is unknown; the runner calls `open` again before anything else.
+        an exception the state is unknown; the runner calls `open` again before anything else. Success for a
+        part of a bulk is no success: what the target did not take is a `RefusedError`, or an `AwayError`.
         """
 
     @abstractmethod

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from penstock.adaptors.away import os_error, telling
 from penstock.adaptors.base import (
     Guarantee,
     Order,
@@ -144,13 +145,14 @@ class FilePublisher(Publisher):
         self.close()
         self._file = file = self._opened()
         try:
-            kept = self._recorded()
-            if kept is not None and kept.log == start.log:
-                # The publisher before us may have been killed between renaming and syncing what we build on.
-                self._disk.sync_dir(self._target.parent)
-                self._kept = self._continued(file, kept, start)
-            else:
-                self._kept = self._claimed(file, start)
+            with telling(f"cannot write {self._target}"):
+                kept = self._recorded()
+                if kept is not None and kept.log == start.log:
+                    # The publisher before us may have been killed between renaming and syncing what we build on.
+                    self._disk.sync_dir(self._target.parent)
+                    self._kept = self._continued(file, kept, start)
+                else:
+                    self._kept = self._claimed(file, start)
         except PenstockError:
             self.close()
             raise
@@ -162,13 +164,14 @@ class FilePublisher(Publisher):
             raise PenstockError(f"{self._target} is not open")
         length = kept.length
         written = [staged for staged in parts if staged.part]
-        if written:
-            file.truncate(length)  # 1
-            length = _on_a_new_line(file, length)
-            for staged in written:  # 2
-                length += self._appended(file, staged, length)
-            file.sync()  # 3
-        self._keep(Kept(position.log, position.generation, position.watermark, length))  # 4
+        with telling(f"cannot write {self._target}"):
+            if written:
+                file.truncate(length)  # 1
+                length = _on_a_new_line(file, length)
+                for staged in written:  # 2
+                    length += self._appended(file, staged, length)
+                file.sync()  # 3
+            self._keep(Kept(position.log, position.generation, position.watermark, length))  # 4
         for staged in written:
             self._clear(Path(staged.part))
 
@@ -183,7 +186,7 @@ class FilePublisher(Publisher):
         try:
             file = self._disk.open(self._target, create=True)
         except OSError as error:
-            raise UsageError(f"cannot write {self._target}: {error.strerror}") from None
+            raise os_error(f"cannot write {self._target}", error) from None
         try:
             if not stat.S_ISREG(self._target.stat().st_mode):
                 raise UsageError(f"cannot write {self._target}: it is not a file")

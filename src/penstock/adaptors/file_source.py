@@ -24,7 +24,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from penstock.adaptors.base import Batch, Source
+from penstock.adaptors.away import os_error, telling
+from penstock.adaptors.base import Batch, Source, refuse_conditions
 from penstock.adaptors.lines import BadLine, Scan, fault, scan
 from penstock.base.errors import PenstockError, UsageError
 from penstock.log.message import MAX_MESSAGE_BYTES, Message, Mode, Op, Position, Resume
@@ -86,6 +87,7 @@ class FileSource(Source):
     ) -> Iterator[Batch]:
         if not accept(self._ns):
             return
+        refuse_conditions("file", accept, resume)
         known = resume.get(self._ns)
         mode = Mode.COPY if known is None or known.mode is Mode.COPY else Mode.SYNC
         with self._opened() as fd:
@@ -152,11 +154,12 @@ class FileSource(Source):
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise UsageError(f"cannot read {self._path}: {error.strerror}") from None
+            raise os_error(f"cannot read {self._path}", error) from None
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise UsageError(f"cannot read {self._path}: it is not a file")
-            yield fd
+            with telling(f"cannot read {self._path}"):
+                yield fd
         finally:
             os.close(fd)
 

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 import msgspec
 
-from penstock.adaptors.base import Adaptor, Batch, Source
+from penstock.adaptors.base import Adaptor, Batch, Source, refuse_conditions
 from penstock.base.errors import UsageError
 from penstock.base.settings import setting
 from penstock.log.message import Message, Mode, Op, Resume
@@ -83,7 +83,7 @@ class Texts:
 class _Known(msgspec.Struct):
     """A position as the log gives it back."""
 
-    next: int
+    next: int | None = None
 
 
 class GenerateSource(Source):
@@ -99,6 +99,7 @@ class GenerateSource(Source):
     def read(
         self, accept: Callable[[str], bool], resume: Mapping[str, Resume], stop: threading.Event
     ) -> Iterator[Batch]:
+        refuse_conditions("generate", accept, resume)
         due = {ns: self._first(turn, ns, resume) for turn, ns in enumerate(self.namespaces()) if accept(ns)}
         if not due:
             return
@@ -132,9 +133,9 @@ class GenerateSource(Source):
 
     def _first(self, turn: int, ns: str, resume: Mapping[str, Resume]) -> int:
         """The number that a namespace goes on with."""
-        if ns not in resume:
+        known = msgspec.convert(resume[ns].position, _Known) if ns in resume else _Known()
+        if known.next is None:
             return turn
-        known = msgspec.convert(resume[ns].position, _Known)
         if known.next % len(self.namespaces()) != turn:
             raise UsageError(
                 f"namespace '{ns}' is to go on with number {known.next}, which is another one's turn now",

@@ -9,8 +9,9 @@ Where a table has no INTEGER PRIMARY KEY and is not WITHOUT ROWID, its key is th
 the rows anew: such a table must not be vacuumed between two runs. While a copy runs, a database that is not
 in WAL mode lets nobody write.
 
-Values become JSON as they are: integers, finite floats, text, null; a blob is the extended JSON
-`{"$binary": "<base64>", "$type": "00"}`. An infinite float, or text that is not UTF-8, is an error by name.
+Values are typed text (`penstock.log.values`); what a column's declaration adds is told in
+`penstock.adaptors.sqlite_types`. The schema of a table goes before the first rows of a run and of every change.
+Text that is not UTF-8 is an error by name. A backfill may be given a condition, in SQL.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from urllib.parse import quote
 import msgspec
 
 from penstock.adaptors.base import Adaptor, Batch, Source
-from penstock.adaptors.sqlite_table import RowError, Table, Value, from_json, tables_of, to_json
+from penstock.adaptors.sqlite_table import RowError, Table, tables_of
+from penstock.adaptors.sqlite_types import Stored
 from penstock.adaptors.uri import absolute, path_of
-from penstock.base.errors import PenstockError, UsageError
+from penstock.base.errors import AwayError, PenstockError, UsageError
 from penstock.base.settings import setting
 from penstock.log.message import Message, Mode, Op, Position, Resume
+from penstock.log.schema import Schema
+from penstock.log.values import Value, from_json, to_json
 
 MOST_BYTES = 1024 * 1024
 MOST_ROWS = 10_000
@@ -40,6 +44,9 @@ MOST_ROWS = 10_000
 
 BUSY = 30.0
 """Seconds to wait for a writer that holds the database."""
+
+_AWAY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PROTOCOL})
+"""What SQLite says when nothing is wrong but the moment, or the disk under it."""
 
 OLDEST = (3, 37, 0)
 """The first version of SQLite that lists tables by their kind."""
@@ -77,14 +84,24 @@ class _Known(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Place:
-    """How far a table has been read."""
+    """How far a table has been read, and how: `told` is the schema that went before."""
 
-    after: Sequence[Value] = ()
+    after: Sequence[Stored] = ()
     mode: Mode = Mode.COPY
+    where: str | None = None
+    then: Sequence[Stored] = ()
+    """Of a copy of the rows that meet `where`: the key from which on all rows are read, when it is done."""
+    told: Schema | None = None
 
     @property
     def position(self) -> Position:
         return {"after": [to_json(value) for value in self.after]}
+
+    def complete(self) -> None:
+        """The copy is done; rows behind `after` are new."""
+        self.mode = Mode.SYNC
+        if self.where is not None:
+            self.after, self.where = self.then, None
 
 
 class SqliteSource(Source):
@@ -103,6 +120,7 @@ class SqliteSource(Source):
     ) -> Iterator[Batch]:
         places = {ns: _resumed(known) for ns, known in resume.items()}
         with self._connected() as connection:
+            _check_conditions(connection, accept, places)
             while not stop.is_set():
                 # Asked before the tables are read: what is committed in between shows at the next look.
                 version = _version(connection)
@@ -120,12 +138,34 @@ class SqliteSource(Source):
         places: dict[str, _Place],
         stop: threading.Event,
     ) -> Iterator[Batch]:
-        """Read all that is new, as the database is at one moment."""
+        """Read all that is new, as the database is at one moment; tables that are followed do not wait for a copy."""
         connection.execute("BEGIN")
-        for table in tables_of(connection):
-            if accept(table.name) and not stop.is_set():
-                yield from _batches(table, connection, places.setdefault(table.name, _Place()), stop)
+        tables = [table for table in tables_of(connection) if accept(table.name)]
+        tables.sort(key=lambda table: places.setdefault(table.name, _Place()).mode is Mode.COPY)
+        looked = time.monotonic()
+        for table in tables:
+            place = places[table.name]
+            for batch in _batches(table, connection, place, stop):
+                yield batch
+                # Not in the midst of a table that is followed: its rows would be read by both.
+                if place.mode is Mode.COPY and self._is_due(looked):
+                    yield from self._follow(places, stop)
+                    looked = time.monotonic()
         connection.execute("COMMIT")
+
+    def _is_due(self, looked: float) -> bool:
+        return self._poll is not None and time.monotonic() - looked >= self._poll
+
+    def _follow(self, places: Mapping[str, _Place], stop: threading.Event) -> Iterator[Batch]:
+        """Look at the tables that are complete, while the copy of another goes on in its own moment."""
+        followed = {ns for ns, place in places.items() if place.mode is Mode.SYNC}
+        if not followed:
+            return
+        with self._connected() as connection:
+            connection.execute("BEGIN")
+            for table in tables_of(connection):
+                if table.name in followed:
+                    yield from _batches(table, connection, places[table.name], stop)
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
@@ -134,7 +174,13 @@ class SqliteSource(Source):
             try:
                 yield connection
             except sqlite3.Error as error:
-                raise PenstockError(f"cannot read the database {self._path}: {error}") from error
+                raise self._error(error) from error
+
+    def _error(self, error: sqlite3.Error) -> PenstockError:
+        what = f"cannot read the database {self._path}: {error}"
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _AWAY:
+            return AwayError(what, hint="somebody else holds it, or its disk does not answer")
+        return PenstockError(what)
 
     def _connection(self) -> sqlite3.Connection:
         if sqlite3.sqlite_version_info < OLDEST:
@@ -148,6 +194,9 @@ class SqliteSource(Source):
             )
             connection.execute("SELECT count(*) FROM sqlite_schema")
         except sqlite3.Error as error:
+            found = self._error(error)
+            if isinstance(found, AwayError) and self._path.is_file():
+                raise found from None
             hint = None if self._path.exists() else "there is no such file"
             raise UsageError(f"cannot read the database {self._path}: {error}", hint=hint) from None
         return connection
@@ -161,14 +210,20 @@ def _batches(
     now = time.time_ns() // 1000
     messages: list[Message] = []
     size = 0
-    last: Sequence[Value] = place.after
+    last: Sequence[Stored] = place.after
 
     def batch(completed: Sequence[str] = ()) -> Batch:
         place.after = table.key_of(last)
-        return Batch(messages, {ns: place.position}, completed)
+        if completed:
+            place.complete()
+        schemas = {} if place.told == table.schema else {ns: table.schema}
+        place.told = table.schema
+        return Batch(messages, {ns: place.position}, completed, schemas)
 
+    if stop.is_set():
+        return
     try:
-        for last, data, key in table.rows(connection, place.after):  # noqa: B007 - what `batch` tells
+        for last, data, key in table.rows(connection, place.after, place.where):  # noqa: B007 - what `batch` tells
             messages.append(Message(ns, data, insert, now, mode, key))
             size += len(data)
             if size >= MOST_BYTES or len(messages) >= MOST_ROWS:
@@ -182,12 +237,33 @@ def _batches(
         raise
     if messages or mode is Mode.COPY:
         yield batch((ns,) if mode is Mode.COPY else ())
-    place.mode = Mode.SYNC
+
+
+def _check_conditions(
+    connection: sqlite3.Connection, accept: Callable[[str], bool], places: Mapping[str, _Place]
+) -> None:
+    """Before any row is read, which may take long: are all conditions of backfills SQL?"""
+    conditions = {ns: place.where for ns, place in places.items() if place.where is not None and accept(ns)}
+    for table in tables_of(connection) if conditions else ():
+        if table.name in conditions:
+            table.check(connection, conditions[table.name])
 
 
 def _resumed(known: Resume) -> _Place:
-    after = [from_json(value) for value in msgspec.convert(known.position, _Known).after]
-    return _Place(after, Mode.COPY if known.mode is Mode.COPY else Mode.SYNC)
+    after = _key(known.position)
+    if known.mode is not Mode.COPY:
+        return _Place(after, Mode.SYNC)
+    return _Place(after, Mode.COPY, known.where, _key(known.before or {}))
+
+
+def _key(position: Position) -> Sequence[Stored]:
+    return [_stored(from_json(value)) for value in msgspec.convert(position, _Known).after]
+
+
+def _stored(value: Value) -> Stored:
+    if value is None or isinstance(value, (int, float, str, bytes)):
+        return value
+    raise UsageError(f"{value!r} is not the key of a row")
 
 
 def _version(connection: sqlite3.Connection) -> int:

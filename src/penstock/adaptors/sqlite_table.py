@@ -1,4 +1,4 @@
-"""One table of a SQLite database: its key, the query that goes on after a key, and its rows as JSON.
+"""One table of a SQLite database: its key, its schema, the query that goes on after a key, and its rows as JSON.
 
     kind of table                      key, by which rows are read in order
     WITHOUT ROWID                      the columns of the primary key, with the collation of its index
@@ -10,7 +10,6 @@ twice and none is passed over, however many share the first column.
 
 from __future__ import annotations
 
-import base64
 import math
 import re
 import sqlite3
@@ -19,14 +18,13 @@ from dataclasses import dataclass
 
 import msgspec
 
+from penstock.adaptors.sqlite_types import Stored, kind_of, reader_of
 from penstock.base.errors import PenstockError, UsageError
+from penstock.log.schema import Field, Schema
+from penstock.log.values import to_json
 
-Value = None | int | float | str | bytes
-JsonScalar = None | int | float | str | dict[str, str]
-
-Row = tuple[tuple[Value, ...], bytes, bytes | None]
+Row = tuple[tuple[Stored, ...], bytes, bytes | None]
 """A row as found, beginning with the values of the table's key; its data; the JSON of its primary key."""
-
 
 _PLAIN = frozenset({int, str, type(None)})
 """Types of which every value is JSON already."""
@@ -36,11 +34,7 @@ _ESCAPED = re.compile(r'[\x00-\x1f"\\]')
 
 
 class RowError(PenstockError):
-    """A row that cannot be expressed as JSON."""
-
-
-class _NotJsonError(ValueError):
-    """A value that JSON has no form for."""
+    """A row that cannot be read as what it is."""
 
 
 @dataclass(frozen=True)
@@ -48,54 +42,79 @@ class Table:
     """What is needed to read a table. `order` are the SQL terms of its key."""
 
     name: str
-    columns: Sequence[str]
-    primary_key: Sequence[str]
+    schema: Schema
     order: Sequence[str]
 
-    def rows(self, connection: sqlite3.Connection, after: Sequence[Value]) -> Iterator[Row]:
-        """The rows behind the key `after`, or all of them if that is empty, in the order of the key."""
+    def rows(
+        self, connection: sqlite3.Connection, after: Sequence[Stored], where: str | None = None
+    ) -> Iterator[Row]:
+        """The rows behind the key `after`, or all of them if that is empty, in the order of the key.
+
+        `where` is a condition of SQL that rows have to meet; `check` it first.
+        """
         if after and len(after) != len(self.order):
             raise UsageError(
                 f"table '{self.name}' has another key than when it was read before",
                 hint="a table that was made anew cannot be followed; read it into another pipeline",
             )
-        width = len(self.order)
-        places = [width + self.columns.index(name) for name in self.primary_key]
-        row_text, key_text = _writer_of(self.columns), _writer_of(self.primary_key)
-        found: tuple[Value, ...] = tuple(after)
+        width, columns = len(self.order), [field.name for field in self.schema.fields]
+        places = [width + columns.index(name) for name in self.schema.key]
+        row_text = _writer_of(self.schema.fields)
+        key_text = _writer_of([self.schema.fields[place - width] for place in places])
+        found: tuple[Stored, ...] = tuple(after)
         try:
-            for found in connection.execute(self._query(bool(after)), [*after[:1], *after]):
+            for found in connection.execute(self._query(bool(after), where), [*after[:1], *after]):
                 key = key_text([found[place] for place in places]) if places else None
                 yield found, row_text(found[width:]), key
-        except _NotJsonError as error:
-            raise self._row_error(f"with key {self.shown(found)}", error) from None
         except sqlite3.OperationalError as error:
-            if "decode to UTF-8" not in str(error):
-                raise
-            raise self._row_error(f"after key {self.shown(found)}", error) from None
+            if "decode to UTF-8" in str(error):
+                raise self._row_error(found, error) from None
+            if where is not None and error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
+                raise self._condition_error(where, error) from None
+            raise
 
-    def key_of(self, found: Sequence[Value]) -> Sequence[Value]:
+    def check(self, connection: sqlite3.Connection, where: str) -> None:
+        """Refuse what is no condition on this table: by itself, and among the other terms of the query.
+
+        Only what stands both ways is one expression; anything else could reach the terms around it.
+        """
+        for query in (f"SELECT 1 FROM {quoted(self.name)} WHERE {where}", self._query(False, where)):
+            try:
+                connection.execute(f"EXPLAIN {query}").fetchall()
+            except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
+                raise self._condition_error(where, error) from None
+
+    def key_of(self, found: Sequence[Stored]) -> Sequence[Stored]:
         """The key of a row, to go on after."""
         return found[: len(self.order)]
 
-    def shown(self, found: Sequence[Value]) -> str:
+    def shown(self, found: Sequence[Stored]) -> str:
         return "[" + ", ".join(map(repr, self.key_of(found))) + "]"
 
-    def _row_error(self, which: str, error: Exception) -> RowError:
+    def _row_error(self, before: Sequence[Stored], error: Exception) -> RowError:
         return RowError(
-            f"table '{self.name}', the row {which}: {error}",
+            f"table '{self.name}', the row after key {self.shown(before)}: {error}",
             hint="mend the row, or leave the table out with the source's namespace pattern",
         )
 
-    def _query(self, going_on: bool) -> str:
+    def _condition_error(self, where: str, error: Exception) -> UsageError:
+        return UsageError(
+            f"the condition of the backfill of '{self.name}' is not one: {where!r}: {error}",
+            hint="give what stands behind WHERE in SQL, such as \"total > 100 AND day >= '2026-01-01'\"",
+        )
+
+    def _query(self, going_on: bool, where: str | None = None) -> str:
         order = ", ".join(self.order)
-        columns = ", ".join(map(quoted, self.columns))
-        where = ""
+        columns = ", ".join(quoted(field.name) for field in self.schema.fields)
+        terms = []
         if going_on:
             # The first term says the same over again: by it SQLite finds the place in the index.
             places = ", ".join("?" for _ in self.order)
-            where = f"WHERE {self.order[0]} >= ? AND ({order}) > ({places}) "
-        return f"SELECT {order}, {columns} FROM {quoted(self.name)} {where}ORDER BY {order}"
+            terms += [f"{self.order[0]} >= ?", f"({order}) > ({places})"]
+        if where is not None:
+            terms.append(f"({where}\n)")  # on a line of its own, since it may end in a comment
+        condition = f"WHERE {' AND '.join(terms)} " if terms else ""
+        return f"SELECT {order}, {columns} FROM {quoted(self.name)} {condition}ORDER BY {order}"
 
 
 def tables_of(connection: sqlite3.Connection) -> list[Table]:
@@ -109,10 +128,16 @@ def tables_of(connection: sqlite3.Connection) -> list[Table]:
 
 def _table(connection: sqlite3.Connection, name: str, *, without_rowid: bool) -> Table:
     about = connection.execute(
-        "SELECT name, pk FROM pragma_table_xinfo(?) WHERE hidden <> 1 ORDER BY cid", [name]
+        'SELECT name, type, "notnull", pk FROM pragma_table_xinfo(?) WHERE hidden <> 1 ORDER BY cid', [name]
     ).fetchall()
-    columns = [column for column, _ in about]
-    primary_key = [column for column, _ in sorted((c for c in about if c[1]), key=lambda c: c[1])]
+    key = [column for column, *_ in sorted((c for c in about if c[3]), key=lambda c: c[3])]
+    indexed = connection.execute("SELECT 1 FROM pragma_index_list(?) WHERE origin = 'pk'", [name]).fetchone()
+    # A primary key without an index is another name for the rowid, which is never null.
+    key_is_set = without_rowid or not indexed
+    fields = [
+        Field(column, kind_of(declared), nullable=not (required or (pk and key_is_set)), native=declared)
+        for column, declared, required, pk in about
+    ]
     if without_rowid:
         order = [
             f"{quoted(column)} COLLATE {quoted(collation)}"
@@ -121,8 +146,8 @@ def _table(connection: sqlite3.Connection, name: str, *, without_rowid: bool) ->
             )
         ]
     else:
-        order = [_rowid(name, columns)]
-    return Table(name, columns, primary_key, order)
+        order = [_rowid(name, [field.name for field in fields])]
+    return Table(name, Schema(tuple(fields), tuple(key)), order)
 
 
 def _rowid(table: str, columns: Sequence[str]) -> str:
@@ -141,11 +166,15 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _writer_of(names: Sequence[str]) -> Callable[[Sequence[Value]], bytes]:
-    """Makes JSON objects with these names."""
-    make, encode = _maker_of(names), msgspec.json.encode
+def _writer_of(fields: Sequence[Field]) -> Callable[[Sequence[Stored]], bytes]:
+    """Makes JSON objects with these fields."""
+    make, encode = _maker_of([field.name for field in fields]), msgspec.json.encode
+    readers = [reader_of(field.kind) for field in fields]
+    if any(readers):
+        by_column = [reader or to_json for reader in readers]
+        return lambda values: encode(make(*[read(one) for read, one in zip(by_column, values, strict=True)]))
 
-    def write(values: Sequence[Value]) -> bytes:
+    def write(values: Sequence[Stored]) -> bytes:
         if _PLAIN.issuperset(map(type, values)) or not _need_care(values):
             return encode(make(*values))
         return encode(make(*map(to_json, values)))
@@ -164,23 +193,5 @@ def _maker_of(names: Sequence[str]) -> Callable[..., object]:
     )
 
 
-def _need_care(values: Sequence[Value]) -> bool:
+def _need_care(values: Sequence[Stored]) -> bool:
     return bytes in map(type, values) or math.inf in values or -math.inf in values
-
-
-def to_json(value: Value) -> JsonScalar:
-    """A value as JSON has it."""
-    if isinstance(value, bytes):
-        return {"$binary": base64.b64encode(value).decode(), "$type": "00"}
-    if isinstance(value, float) and not math.isfinite(value):
-        raise _NotJsonError(f"{value} is a number that JSON has no form for")
-    return value
-
-
-def from_json(value: object) -> Value:
-    """What `to_json` made it from."""
-    if isinstance(value, dict):
-        return base64.b64decode(value["$binary"])
-    if value is None or isinstance(value, (int, float, str)):
-        return value
-    raise UsageError(f"{value!r} is not the key of a row")

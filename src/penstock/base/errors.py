@@ -39,6 +39,10 @@ class RefusedError(PenstockError):
     exit_code = 3
 
 
+class AwayError(PenstockError):
+    """An outside system does not answer; nothing is wrong with the messages. Tried again, later each time."""
+
+
 class InUseError(PenstockError):
     """Another process owns the data directory."""
 

@@ -2,26 +2,28 @@
 
 An adaptor or a function is a frozen dataclass whose fields are its settings, each made by `setting(...)`
 with a line of help and, for required ones, an example. `load` turns keyword arguments into an instance:
-unknown keys are refused with a suggestion, `${NAME}` and `${NAME:-default}` in strings are replaced from
-the environment, and values are converted to the field's type or refused with its name.
+unknown keys are refused with a suggestion, variables in strings are replaced (`penstock.base.variables`), and values
+are converted to the field's type or refused with its name.
+
+A text that holds a variable may stand for a number or true/false; a number with a unit may be text: `"64MB"`, `"30s"`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import re
 from collections.abc import Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
+from penstock.base import secrets
 from penstock.base.errors import UsageError, did_you_mean
+from penstock.base.units import Unit
+from penstock.base.variables import substitute
 
 T = TypeVar("T")
 JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
 
-_VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 _REQUIRED = object()
 
 
@@ -36,14 +38,24 @@ class Setting:
     default: object
     example: object
     secret: bool
+    unit: Unit | None = None
+    """What its number counts, if text such as "64MB" or "30s" is taken for it."""
 
 
-def setting(help: str, *, default: object = _REQUIRED, example: object = None, secret: bool = False) -> Any:
-    """A dataclass field that documents itself. `secret` values are masked wherever settings are shown.
+def setting(
+    help: str,
+    *,
+    default: object = _REQUIRED,
+    example: object = None,
+    secret: bool = False,
+    unit: Unit | None = None,
+) -> Any:
+    """A dataclass field that documents itself. `secret` values are masked wherever text goes out.
 
-    Typed as `dataclasses.field` is: the annotation of the field decides.
+    Typed as `dataclasses.field` is: the annotation of the field decides. A number with a `unit` may be given as
+    text, `"64MB"` or `"30s"`.
     """
-    metadata = {"help": help, "example": example, "secret": secret}
+    metadata = {"help": help, "example": example, "secret": secret, "unit": unit}
     if default is _REQUIRED:
         return dataclasses.field(metadata=metadata)
     if isinstance(default, (list, dict)):
@@ -69,6 +81,7 @@ def settings_of(kind: type) -> list[Setting]:
                 default=default,
                 example=field.metadata.get("example"),
                 secret=bool(field.metadata.get("secret", False)),
+                unit=field.metadata.get("unit"),
             )
         )
     return found
@@ -86,8 +99,12 @@ def load(what: str, kind: type[T], given: Mapping[str, object]) -> T:
                 f"{what}: setting '{field.name}' is missing ({field.help})",
                 hint=f"for example: {field.name}={field.example!r}",
             )
-    filled = {name: substitute(value, f"{what}, setting '{name}'") for name, value in given.items()}
     try:
+        filled = {
+            field.name: _filled(what, kind, field, given)
+            for field in settings_of(kind)
+            if field.name in given
+        }
         return msgspec.convert(filled, kind, strict=True)
     except msgspec.ValidationError as error:
         raise UsageError(f"{what}: {_in_words(str(error))}") from None
@@ -95,27 +112,34 @@ def load(what: str, kind: type[T], given: Mapping[str, object]) -> T:
         raise UsageError(f"{what}: {error}") from None
 
 
-def substitute(value: object, where: str) -> object:
-    """Replace `${NAME}` and `${NAME:-default}` in every string inside `value`."""
-    if isinstance(value, str):
-        return _VARIABLE.sub(lambda found: _variable(found, where), value)
-    if isinstance(value, (list, tuple)):
-        return [substitute(item, where) for item in value]
-    if isinstance(value, dict):
-        return {key: substitute(item, where) for key, item in cast("dict[str, object]", value).items()}
-    return value
+def _filled(what: str, kind: type, field: Setting, given: Mapping[str, object]) -> object:
+    """What was given for a setting, its variables replaced and its text read as the number that it stands for."""
+    written = given[field.name]
+    value = substitute(written, f"{what}, setting '{field.name}'")
+    if not isinstance(value, str):
+        return value
+    if field.secret:
+        secrets.register(value)
+    if field.unit is not None:
+        return _counted(field, field.unit, value)
+    return value if value == written else _read_as(get_type_hints(kind)[field.name], value)
 
 
-def _variable(found: re.Match[str], where: str) -> str:
-    name, default = found["name"], found["default"]
-    if name in os.environ:
-        return os.environ[name]
-    if default is not None:
-        return default
-    raise UsageError(
-        f"{where}: the environment variable {name} is not set",
-        hint=f"export {name}=..., or write ${{{name}:-default}}",
-    )
+def _counted(field: Setting, unit: Unit, text: str) -> int | float:
+    try:
+        return unit.parse(text)
+    except ValueError as error:
+        raise ValueError(f"setting '{field.name}': {error}") from None
+
+
+def _read_as(hint: Any, text: str) -> object:
+    """The text of a variable as a setting of this type; itself if it is none, for the caller to complain."""
+    for strict in (True, False):
+        try:
+            return msgspec.convert(text, hint, strict=strict)
+        except msgspec.ValidationError:
+            continue
+    return text
 
 
 def _in_words(error: str) -> str:

@@ -15,15 +15,30 @@ from typing import NoReturn
 import click
 
 from penstock import __version__
-from penstock.cli import brokers, journals, look, operate, pipelines, run
+from penstock.cli import brokers, dead, journals, look, offset, operate, passing, pipelines, run, trying, xlog
 from penstock.cli.common import Session, json_option, show_error
 
 INTERRUPTED = 130
 
 _SECTIONS = {
-    "A pipeline": (pipelines.init, pipelines.about, pipelines.plan, run.run),
-    "Look": (look.status,),
-    "Operate": (operate.xlog, operate.offset),
+    "A pipeline": (
+        pipelines.init,
+        pipelines.about,
+        pipelines.plan,
+        trying.test,
+        trying.try_function,
+        run.run,
+    ),
+    "Look": (look.status, look.top, passing.tap, passing.trace, pipelines.graph),
+    "Operate": (
+        xlog.xlog,
+        offset.offset,
+        operate.step,
+        operate.pause,
+        operate.resume,
+        operate.backfill,
+        dead.dead,
+    ),
     "Journals": (brokers.broker, journals.journals),
 }
 
@@ -33,7 +48,7 @@ Exit codes:
     1  the work failed
     2  the request was wrong: arguments, settings, pipeline file
     3  a sink stopped at a message and wants an operator
-    4  the data directory belongs to another process
+    4  the data directory belongs to another process: a pipeline runs, say
     5  data on disk is damaged, or of a newer format
   130  interrupted
 
@@ -43,6 +58,8 @@ Environment:
   PENSTOCK_BROKER      the broker's address, as --broker
   PENSTOCK_AUTH_KEYS   keys, as --auth-keys
   PENSTOCK_AUTH_TOKEN  a token, as --auth-token
+  PENSTOCK_SETTINGS    a file of values for a pipeline file, as --settings
+  PENSTOCK_SECRETS     a file of secrets for it, as --secrets
   PENSTOCK_DEBUG       1 shows tracebacks, as --debug
   NO_COLOR             no colours
 """

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from penstock.adaptors.base import Adaptor
 from penstock.base.settings import Setting, settings_of
+from penstock.base.units import Unit
 from penstock.functions.base import Function
+from penstock.functions.sql import SqlFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,15 @@ class Entry:
     def example(self) -> str:
         """How it is called in a pipeline file."""
         prefix = "a" if self.kind == "adaptor" else "f"
-        given = (f"{setting.name}={sample(setting)}" for setting in self.settings if setting.required)
+        wanted = [setting for setting in self.settings if setting.required]
+        wanted = wanted or [setting for setting in self.settings if setting.example is not None][:1]
+        given = (f"{setting.name}={sample(setting)}" for setting in wanted)
         return f"{prefix}.{self.name}({', '.join(given)})"
 
 
-def entries(adaptors: Mapping[str, type[Adaptor]], functions: Mapping[str, type[Function]]) -> list[Entry]:
+def entries(
+    adaptors: Mapping[str, type[Adaptor]], functions: Mapping[str, type[Function] | type[SqlFunction]]
+) -> list[Entry]:
     """Everything there is: adaptors, then functions, each by name."""
     found = []
     for name, adaptor in sorted(adaptors.items()):
@@ -49,7 +55,17 @@ def entries(adaptors: Mapping[str, type[Adaptor]], functions: Mapping[str, type[
 def _settings(kind: type) -> tuple[Setting, ...]:
     """The settings of an adaptor or function, their types in words."""
     hints = typing.get_type_hints(kind)
-    return tuple(dataclasses.replace(known, type=in_words(hints[known.name])) for known in settings_of(kind))
+    return tuple(
+        dataclasses.replace(known, type=_with_unit(in_words(hints[known.name]), known.unit))
+        for known in settings_of(kind)
+    )
+
+
+def _with_unit(words: str, unit: Unit | None) -> str:
+    """A number with a unit is written as text: `size`, `duration or None`."""
+    if unit is None:
+        return words
+    return re.sub(r"\b(int|float)\b", "size" if unit is Unit.BYTES else "duration", words)
 
 
 def in_words(hint: object) -> str:
@@ -63,18 +79,25 @@ def in_words(hint: object) -> str:
         return f"dict of {in_words(inner[0])} to {in_words(inner[1])}"
     if isinstance(origin, type) and issubclass(origin, Collection):
         return f"list of {in_words(inner[0])}"
+    if getattr(hint, "_is_protocol", False):  # of something to be called; a person gives a function
+        return "function"
     if hint is type(None):
         return "None"
     return hint.__name__ if isinstance(hint, type) else str(hint)
 
 
 def sample(setting: Setting) -> str:
-    """A value for a setting as Python text: its example, else its default, else a variable to be set."""
+    """A value for a setting as Python text."""
+    return quoted(example(setting))
+
+
+def example(setting: Setting) -> object:
+    """A value for a setting: its example, else its default, else a variable to be set."""
     if setting.example is not None:
-        return quoted(setting.example)
+        return setting.example
     if not setting.required:
-        return quoted(setting.default)
-    return quoted(f"${{{re.sub('[^A-Z0-9]', '_', setting.name.upper())}}}")
+        return setting.default
+    return f"${{{re.sub('[^A-Z0-9]', '_', setting.name.upper())}}}"
 
 
 def quoted(value: object) -> str:

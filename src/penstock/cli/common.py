@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from penstock.base.errors import PenstockError, UsageError, did_you_mean
+from penstock.base.errors import PenstockError
+from penstock.base.secrets import mask
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from penstock.pipeline.definition import Pipeline
-    from penstock.pipeline.operations import Directory
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -46,10 +45,10 @@ def show_error(error: Exception, *, debug: bool) -> int:
     # Click knows about terminals, but not about NO_COLOR.
     color = False if os.environ.get("NO_COLOR") else None
     if debug:
-        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
-    click.echo(click.style("Error: ", fg="red", bold=True) + visible(text), err=True, color=color)
+        click.echo(mask("".join(traceback.format_exception(error))), err=True, nl=False)
+    click.echo(click.style("Error: ", fg="red", bold=True) + visible(mask(text)), err=True, color=color)
     if hint:
-        click.echo(click.style("Hint: ", fg="cyan") + visible(hint), err=True, color=color)
+        click.echo(click.style("Hint: ", fg="cyan") + visible(mask(hint)), err=True, color=color)
     return code
 
 
@@ -86,17 +85,64 @@ pipeline_option: Callable[[F], F] = click.option(
 )
 
 
-def _load(ctx: click.Context, _: click.Parameter, value: str) -> Pipeline:
-    """Load `FILE` or `FILE:NAME`."""
+_SETTINGS, _SECRETS = "penstock.settings_file", "penstock.secrets_file"
+
+
+def _remember(ctx: click.Context, parameter: click.Parameter, value: Path | None) -> None:
+    ctx.meta[f"penstock.{parameter.name}"] = value
+
+
+def load_from(ctx: click.Context, place: str, defaults: Mapping[str, str] | None = None) -> Pipeline:
+    """Load the pipeline at `FILE` or `FILE:NAME`, with what the files of settings and secrets say.
+
+    `defaults` are for variables that nobody sets.
+    """
+    from penstock.base.settingsfile import load_secrets_file, load_settings_file
     from penstock.pipeline.definition import load_pipeline
 
-    file, colon, name = value.rpartition(":")
-    if not colon or Path(value).exists():
-        return load_pipeline(Path(value))
-    return load_pipeline(Path(file), name)
+    settings = load_settings_file(ctx.meta[_SETTINGS]) if ctx.meta.get(_SETTINGS) else None
+    secrets = load_secrets_file(ctx.meta[_SECRETS]) if ctx.meta.get(_SECRETS) else None
+    if defaults:
+        settings = {**defaults, **(settings or {})}
+    file, name = split_place(place)
+    return load_pipeline(file, name, settings=settings, secrets=secrets)
 
 
-pipeline_argument: Callable[[F], F] = click.argument("pipeline", metavar="PIPELINE", callback=_load)
+def split_place(place: str) -> tuple[Path, str | None]:
+    """`FILE` or `FILE:NAME`; a file whose own name has a colon is that file."""
+    file, colon, name = place.rpartition(":")
+    if not colon or Path(place).exists():
+        return Path(place), None
+    return Path(file), name
+
+
+def _load(ctx: click.Context, _: click.Parameter, value: str) -> Pipeline:
+    return load_from(ctx, value)
+
+
+def _file_option(name: str, help: str) -> Callable[[F], F]:
+    """A file that must be known before the pipeline is loaded, which is why it is eager."""
+    return click.option(
+        f"--{name}",
+        f"{name}_file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        envvar=f"PENSTOCK_{name.upper()}",
+        is_eager=True,
+        expose_value=False,
+        callback=_remember,
+        help=help,
+    )
+
+
+def value_files(command: F) -> F:
+    """Adds the options for files with values of a pipeline file's variables."""
+    command = _file_option("secrets", "A file of secrets for ${secret:NAME}; mode 600.")(command)
+    return _file_option("settings", "A file of values for ${NAME}; the environment comes first.")(command)
+
+
+def pipeline_argument(command: F) -> F:
+    """Adds PIPELINE, loaded, and the options for files with values of its variables."""
+    return click.argument("pipeline", metavar="PIPELINE", callback=_load)(value_files(command))
 
 
 def wants_json(ctx: click.Context) -> bool:
@@ -128,30 +174,3 @@ def show(renderable: RenderableType) -> None:
         out.print(renderable)
     for line in captured.get().splitlines():
         click.echo(line.rstrip())
-
-
-def open_data_dir(path: Path) -> AbstractContextManager[Directory]:
-    """Open a data directory to look into it. One that is not there is not made."""
-    if not path.is_dir():
-        raise UsageError(
-            f"no data directory at {path}: run a pipeline first",
-            hint="or name another one with --data-dir or PENSTOCK_DATA_DIR",
-        )
-    from penstock.pipeline import operations
-
-    return operations.open_directory(path)
-
-
-def chosen_pipeline(directory: Directory, name: str | None) -> str:
-    """The pipeline that is meant: the one named, or the only one there is."""
-    there = sorted(directory.pipelines())
-    if not there:
-        raise UsageError("the data directory holds no pipeline yet: run one first")
-    if name is None and len(there) > 1:
-        raise UsageError(
-            f"the data directory holds {len(there)} pipelines: {', '.join(there)}",
-            hint=f"say which one: --pipeline {there[0]}",
-        )
-    if name is not None and name not in there:
-        raise UsageError(f"there is no pipeline '{name}'{did_you_mean(name, there)}")
-    return name or there[0]

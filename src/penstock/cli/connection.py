@@ -122,7 +122,16 @@ _OPTIONS = (
 
 
 def broker_options(command: F) -> Callable[..., object]:
-    """Adds the options; the command gets what they say as `connection`."""
+    """Adds the options; the command gets what they say as `connection`: a broker, or a data directory."""
+    return _gathered(command, beside=False)
+
+
+def broker_beside_directory(command: F) -> Callable[..., object]:
+    """The same for a command that needs a directory for itself, whichever broker it uses."""
+    return _gathered(command, beside=True)
+
+
+def _gathered(command: F, *, beside: bool) -> Callable[..., object]:
 
     @functools.wraps(command)
     @click.pass_context
@@ -139,7 +148,7 @@ def broker_options(command: F) -> Callable[..., object]:
         key_file: Path | None,
         **options: object,
     ) -> object:
-        address = _chosen(ctx, broker, data_dir)
+        address = broker if beside else _chosen(ctx, broker, data_dir)
         connection = Connection(address, data_dir, auth_keys, auth_token, ca_file, cert_file, key_file)
         return command(*arguments, connection=connection, **options)
 

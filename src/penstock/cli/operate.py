@@ -1,176 +1,176 @@
-"""Commands for the operator: look into the log (`xlog`) and at what sinks have of it (`offset`)."""
+"""Commands on one sink or one namespace: `step`, `pause`, `resume`, `backfill`."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from penstock.base.errors import UsageError, did_you_mean
-from penstock.cli.common import (
-    chosen_pipeline,
-    data_dir_option,
-    emit,
-    json_option,
-    open_data_dir,
-    pipeline_option,
-    show,
-    wants_json,
-)
+from penstock.cli.common import emit, json_option, pipeline_argument, pipeline_option, visible, wants_json
+from penstock.cli.connection import Connection, broker_options
+from penstock.cli.places import chosen_pipeline, editing, looking, who
+from penstock.cli.selecting import confirm, yes_option
+
+if TYPE_CHECKING:
+    from penstock.pipeline.definition import Pipeline
+    from penstock.pipeline.records import Stepped
+
+REFUSED = 3
 
 
-@click.group(no_args_is_help=True)
-def xlog() -> None:
-    """Look into the commit log.
-
-    \b
-    Examples:
-      penstock xlog oldest
-      penstock xlog current
-      penstock xlog show 3
-      penstock xlog show 3 9 --json
-    """
-
-
-@xlog.command()
-@data_dir_option
-@pipeline_option
-@json_option
-@click.pass_context
-def oldest(ctx: click.Context, data_dir: Path, pipeline: str | None) -> None:
-    """Print the first offset that the log still holds.
-
-    \b
-    Examples:
-      penstock xlog oldest
-      penstock xlog oldest --pipeline shop --json
-    """
-    with open_data_dir(data_dir) as directory:
-        name = chosen_pipeline(directory, pipeline)
-        _print_offset(ctx, name, directory.oldest(name))
-
-
-@xlog.command()
-@data_dir_option
-@pipeline_option
-@json_option
-@click.pass_context
-def current(ctx: click.Context, data_dir: Path, pipeline: str | None) -> None:
-    """Print the last offset of the log; -1 if it is empty.
-
-    \b
-    Examples:
-      penstock xlog current
-      penstock xlog current --pipeline shop --json
-    """
-    with open_data_dir(data_dir) as directory:
-        name = chosen_pipeline(directory, pipeline)
-        _print_offset(ctx, name, directory.current(name))
-
-
-@xlog.command(name="show")
-@click.argument("first", type=int, metavar="X")
-@click.argument("last", type=int, metavar="[Y]", required=False)
-@data_dir_option
-@pipeline_option
-@json_option
-@click.pass_context
-def show_entries(
-    ctx: click.Context, first: int, last: int | None, data_dir: Path, pipeline: str | None
-) -> None:
-    """Show the message at offset X, or those from X to Y, both included.
-
-    With --json, one object a line; `data` is the message's text, and `ts` counts microseconds since 1970.
-
-    \b
-    Examples:
-      penstock xlog show 3
-      penstock xlog show 3 9
-      penstock xlog show 0 99 --json
-    """
-    last = first if last is None else last
-    if last < first:
-        raise UsageError(
-            f"the range ends before it starts: {first} to {last}", hint=f"swap them: {last} {first}"
-        )
-    with open_data_dir(data_dir) as directory:
-        name = chosen_pipeline(directory, pipeline)
-        entries = directory.show(name, first, last)
-        if wants_json(ctx):
-            for entry in entries:
-                emit(entry)
-            return
-        from penstock.cli import render
-
-        for place, entry in enumerate(entries):
-            click.echo(("\n" if place else "") + render.entry(entry))
-
-
-def _print_offset(ctx: click.Context, pipeline: str, offset: int) -> None:
-    if wants_json(ctx):
-        emit({"pipeline": pipeline, "offset": offset})
-    else:
-        click.echo(str(offset))
-
-
-@click.group(no_args_is_help=True)
-def offset() -> None:
-    """See what each sink has acknowledged.
-
-    \b
-    Examples:
-      penstock offset list
-      penstock offset show audit
-    """
-
-
-@offset.command(name="list")
-@data_dir_option
-@pipeline_option
-@json_option
-@click.pass_context
-def list_offsets(ctx: click.Context, data_dir: Path, pipeline: str | None) -> None:
-    """List the sinks: the last offset each has acknowledged (-1 if none), and how many are missing.
-
-    \b
-    Examples:
-      penstock offset list
-      penstock offset list --json
-    """
-    with open_data_dir(data_dir) as directory:
-        sinks = directory.offsets(chosen_pipeline(directory, pipeline))
-    if wants_json(ctx):
-        for sink in sinks:
-            emit({"sink": sink.sink, "offset": sink.offset, "lag": sink.lag, "generation": sink.generation})
-        return
-    from penstock.cli import render
-
-    show(render.offsets(sinks))
-
-
-@offset.command(name="show")
+@click.command()
+@pipeline_argument
 @click.argument("sink")
-@data_dir_option
-@pipeline_option
+@click.option(
+    "-n", "--count", type=click.IntRange(min=1), default=1, show_default=True, help="So many messages."
+)
+@click.option(
+    "--dead-letter", is_flag=True, help="If it is refused, keep it among the dead letters and go on."
+)
+@broker_options
 @json_option
 @click.pass_context
-def show_offsets(ctx: click.Context, sink: str, data_dir: Path, pipeline: str | None) -> None:
-    """Show the last offset that SINK has acknowledged, for each namespace.
+def step(
+    ctx: click.Context, pipeline: Pipeline, sink: str, count: int, dead_letter: bool, connection: Connection
+) -> None:
+    """Deliver just the next message to SINK, and tell what happened.
+
+    It goes through the functions and is acknowledged like any other. One that is refused stays the next one, and
+    the exit code is 3. Needs no Spark; a sink behind a function of a DataFrame cannot be stepped.
 
     \b
     Examples:
-      penstock offset show audit
-      penstock offset show audit --json
+      penstock step shop.py audit
+      penstock step shop.py audit -n 10 --json
+      penstock step shop.py audit --dead-letter
     """
-    with open_data_dir(data_dir) as directory:
-        sinks = {found.sink: found for found in directory.offsets(chosen_pipeline(directory, pipeline))}
-    if sink not in sinks:
-        raise UsageError(f"there is no sink '{sink}'{did_you_mean(sink, sinks)}")
-    namespaces = dict(sorted(sinks[sink].namespaces.items()))
-    if wants_json(ctx):
-        for namespace, last in namespaces.items():
-            emit({"sink": sink, "namespace": namespace, "offset": last})
-        return
-    from penstock.cli import render
+    from penstock.pipeline.delivering import step as deliver
 
-    show(render.namespaces(namespaces))
+    refused = None
+    with editing(connection) as editor:
+        for done in deliver(editor, pipeline, sink, count, bury=dead_letter):
+            refused = done if done.outcome == "refused" else None
+            if wants_json(ctx):
+                emit(done)
+            else:
+                click.echo(_told(done))
+    if refused is not None:
+        if not wants_json(ctx):
+            click.echo(_what_now(refused), err=True)
+        ctx.exit(REFUSED)
+
+
+def _told(done: Stepped) -> str:
+    words = {
+        "delivered": "delivered",
+        "dropped": "acknowledged without being sent: a filter, a function or an operator left it out",
+        "dead": "refused, and kept among the dead letters",
+        "refused": f"refused by '{done.node}': {done.error}",
+    }
+    return visible(f"{done.sink}: message {done.offset} of '{done.ns}' {words[done.outcome]}")
+
+
+def _what_now(done: Stepped) -> str:
+    return visible(
+        f"\nWhat to try next:\n"
+        f"  penstock xlog show {done.offset}             look at it\n"
+        f"  penstock offset ack {done.sink} {done.offset}     pass over it\n"
+        f"  penstock step PIPELINE {done.sink} --dead-letter    keep it for later and go on"
+    )
+
+
+@click.command()
+@click.argument("sink")
+@broker_options
+@pipeline_option
+@json_option
+@click.pass_context
+def pause(ctx: click.Context, sink: str, connection: Connection, pipeline: str | None) -> None:
+    """Have SINK take nothing more until `resume`.
+
+    A run that goes on follows within a second or two. Reading and the other sinks go on, and the log keeps what the
+    sink lacks.
+
+    \b
+    Examples:
+      penstock pause audit
+      penstock pause audit --pipeline shop --json
+    """
+    _set(ctx, sink, connection, pipeline, paused=True)
+
+
+@click.command()
+@click.argument("sink")
+@broker_options
+@pipeline_option
+@json_option
+@click.pass_context
+def resume(ctx: click.Context, sink: str, connection: Connection, pipeline: str | None) -> None:
+    """Have SINK go on after `pause`.
+
+    \b
+    Examples:
+      penstock resume audit
+      penstock resume audit --pipeline shop --json
+    """
+    _set(ctx, sink, connection, pipeline, paused=False)
+
+
+def _set(
+    ctx: click.Context, sink: str, connection: Connection, pipeline: str | None, *, paused: bool
+) -> None:
+    from penstock.pipeline import editing as edits
+    from penstock.pipeline.operations import now_us
+
+    with looking(connection) as directory:
+        name = chosen_pipeline(directory, pipeline)
+        changed = edits.pause(directory, name, sink, who(), paused=paused)
+        run = directory.run(name, now_us())
+    if wants_json(ctx):
+        emit(
+            {"pipeline": name, "sink": sink, "paused": paused, "changed": changed, "running": run is not None}
+        )
+        return
+    state = "paused" if paused else "not paused"
+    when = "the run follows at once" if run else "it counts from the next run on"
+    click.echo(f"{sink} is {state}: {when}." if changed else f"{sink} is {state} already.")
+
+
+@click.command()
+@click.argument("ns")
+@click.option(
+    "--where", metavar="CONDITION", help="Only these rows, in the words of the source (SQL for databases)."
+)
+@yes_option
+@broker_options
+@pipeline_option
+@json_option
+@click.pass_context
+def backfill(
+    ctx: click.Context,
+    ns: str,
+    where: str | None,
+    yes: bool,
+    connection: Connection,
+    pipeline: str | None,
+) -> None:
+    """Have the source copy namespace NS again.
+
+    It does at the next run, and all sinks get the rows once more. Without --where all of it is copied. Changes that
+    come meanwhile are followed as ever.
+
+    \b
+    Examples:
+      penstock backfill orders
+      penstock backfill orders --where "id > 1000"
+    """
+    with editing(connection) as editor:
+        name = chosen_pipeline(editor.directory, pipeline)
+        editor.require_still(name)
+        what = f"the rows of '{ns}' where {where}" if where else f"all of '{ns}'"
+        confirm(ctx, f"Copy {what} again, to all sinks of '{name}'?", yes=yes)
+        editor.backfill(name, ns, where)
+    if wants_json(ctx):
+        emit({"pipeline": name, "ns": ns, "where": where})
+    else:
+        click.echo(visible(f"The next run of '{name}' copies {what} again."))

@@ -1,4 +1,4 @@
-"""Commands about pipelines that are not running: `init`, `about`, `plan`."""
+"""Commands about pipelines that are not running: `init`, `about`, `plan`, `graph`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 
 from penstock.base.errors import PenstockError, UsageError, did_you_mean
 from penstock.cli.common import emit, json_option, pipeline_argument, show, wants_json
+from penstock.cli.connection import Connection, broker_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,11 +27,13 @@ def init(source: str, sink: str, file: Path, force: bool) -> None:
     """Write a pipeline file to start from.
 
     SOURCE and SINK are adaptors (see `penstock about`). The file, pipeline.py if not given, holds all their
-    settings: the required ones with an example, the others as comments with their defaults.
+    settings: the required ones with an example, the others as comments with their defaults. A name that ends
+    in .yaml or .yml makes it YAML.
 
     \b
     Examples:
       penstock init sqlite file
+      penstock init sqlite file shop.yaml
       penstock init generate discard load.py
       penstock init sqlite file shop.py --force
     """
@@ -100,18 +103,25 @@ def about(ctx: click.Context, name: str | None) -> None:
 @click.command()
 @pipeline_argument
 @click.option("--offline", is_flag=True, help="Do not ask the source for its namespaces.")
+@click.option("--master", metavar="URL", help="Check that this Spark master can run it.")
+@broker_options
 @json_option
 @click.pass_context
-def plan(ctx: click.Context, pipeline: Pipeline, offline: bool) -> None:
+def plan(
+    ctx: click.Context, pipeline: Pipeline, offline: bool, master: str | None, connection: Connection
+) -> None:
     """Check PIPELINE and show what it would do; nothing is moved.
 
     PIPELINE is a file, or FILE:NAME if the file defines several. The source is asked which namespaces it
-    has; if it does not answer, the rest of the plan is still shown, and the exit code is 2.
+    has; if it does not answer, the rest of the plan is still shown, and the exit code is 2. With --master the
+    exit code is 2 as well if tasks on other machines could not reach the log.
 
     \b
     Examples:
       penstock plan shop.py
+      penstock plan shop.yaml --settings test.env --secrets secrets.env
       penstock plan shop.py --offline
+      penstock plan shop.py --master spark://10.0.0.5:7077 --broker http://10.0.0.4:8080
       penstock plan shop.py:shop --json
     """
     from penstock.pipeline.plan import make_plan
@@ -126,11 +136,61 @@ def plan(ctx: click.Context, pipeline: Pipeline, offline: bool) -> None:
     if wants_json(ctx):
         emit(planned)
     else:
-        from penstock.cli import render
+        from penstock.cli import render_plan
 
-        show(render.plan(planned))
+        show(render_plan.plan(planned))
     if failure:
         raise UsageError(
             f"source '{planned.source.name}' could not be asked: {failure.message}",
             hint=failure.hint or "--offline plans without asking it",
         )
+    _check_master(pipeline.name, master, connection, offline)
+
+
+def _check_master(pipeline: str, master: str | None, connection: Connection, offline: bool) -> None:
+    from penstock.pipeline.master import check_master, is_remote
+
+    if not is_remote(master):
+        return
+    token = bool(connection.auth_token or connection.auth_keys)
+    stores = None
+    if connection.address is not None and token and not offline:
+        stores = stores_of(pipeline, connection)
+    check_master(master, broker=connection.address, token=token, stores=stores)
+
+
+def stores_of(pipeline: str, connection: Connection) -> list[str]:
+    """Where the journals of the pipeline keep their fragments; none if it has no journals yet."""
+    from penstock.journal import labels
+
+    with connection.client() as client:
+        found = client.list(labels.parse_selector(f"prefix=pipelines/{pipeline}/"))
+        return sorted({store for journal in found for store in journal.spec.fragment.stores})
+
+
+@click.command()
+@pipeline_argument
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "mermaid", "dot", "json"]),
+    default="text",
+    show_default=True,
+    help="A tree of text, a chart for Mermaid or Graphviz, or JSON.",
+)
+@json_option
+@click.pass_context
+def graph(ctx: click.Context, pipeline: Pipeline, form: str) -> None:
+    """Show the shape of PIPELINE: its nodes and who feeds whom.
+
+    Nothing is asked and no settings are shown, so the picture can go into any document.
+
+    \b
+    Examples:
+      penstock graph shop.py
+      penstock graph shop.py --format mermaid >> README.md
+      penstock graph shop.yaml --format dot | dot -Tsvg -o shop.svg
+    """
+    from penstock.pipeline.graph import FORMATS, graph_of
+
+    click.echo(FORMATS["json" if wants_json(ctx) else form](graph_of(pipeline)))

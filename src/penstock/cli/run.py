@@ -6,6 +6,7 @@ one being the summary. Signals are the runner's: it ends between two batches and
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -16,21 +17,23 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.base.errors import UsageError
+from penstock.base.logs import LEVELS, Format, set_up
 from penstock.cli.common import (
     DEFAULT_DATA_DIR,
     console,
-    data_dir_option,
     emit,
     json_option,
     pipeline_argument,
     visible,
     wants_json,
 )
+from penstock.cli.connection import Connection, broker_beside_directory
 
 if TYPE_CHECKING:
     from penstock.cli.render import NextStep
     from penstock.pipeline.definition import Pipeline
     from penstock.pipeline.progress import Progress, Summary
+    from penstock.spark.reach import Reach
 
 Report = Callable[["Progress"], None]
 
@@ -38,14 +41,61 @@ _QUIET_SECONDS = 1.0
 _REFRESH = 4
 
 
+def _settings(ctx: click.Context, _: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    """`KEY=VALUE` settings for Spark."""
+    settings = {}
+    for item in given:
+        key, equals, value = item.partition("=")
+        if not equals or not key.startswith("spark."):
+            raise UsageError(
+                f"--conf {item}: expected spark.SOMETHING=VALUE",
+                hint="for example --conf spark.driver.memory=4g",
+            )
+        settings[key] = value
+    return settings
+
+
 @click.command()
 @pipeline_argument
 @click.option("--once", is_flag=True, help="End when all that is there now has been delivered.")
 @click.option("--follow", is_flag=True, help="Go on until stopped, waiting for more.")
-@data_dir_option
+@click.option(
+    "--strict/--no-strict",
+    default=None,
+    help="A failing sink stops the pipeline; nothing is read before all sinks have what earlier runs left.",
+)
+@broker_beside_directory
 @click.option("--master", metavar="URL", help="Spark master; a local one is started if not given.")
 @click.option(
     "--cores", type=click.IntRange(min=1), metavar="N", help="Cores of the local Spark; all if not given."
+)
+@click.option(
+    "--conf",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=_settings,
+    help="A setting for Spark, as it is.",
+)
+@click.option(
+    "--scratch",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where Spark and staging put what they need for a while; in the data directory if not given.",
+)
+@click.option(
+    "--http",
+    metavar="HOST:PORT|off",
+    default="127.0.0.1:0",
+    show_default=True,
+    help="Where to serve /metrics, /ready and /status; port 0 takes a free one, which `status` shows.",
+)
+@click.option("--log-level", type=click.Choice(LEVELS), default="warning", show_default=True)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Of log lines.",
 )
 @json_option
 @click.pass_context
@@ -54,26 +104,38 @@ def run(
     pipeline: Pipeline,
     once: bool,
     follow: bool,
-    data_dir: Path,
+    strict: bool | None,
+    connection: Connection,
     master: str | None,
     cores: int | None,
+    settings: dict[str, str],
+    scratch: Path | None,
+    http: str,
+    log_level: str,
+    log_format: Format,
 ) -> None:
     """Carry out PIPELINE: a file, or FILE:NAME if it defines several.
 
     Without --once or --follow it does what the source's `tail` setting says: follow changes, or end when the
-    source has run out. Run it again after any crash: it goes on where it was.
+    source has run out. Run it again after any crash: it goes on where it was. SIGINT and SIGTERM let batches under
+    way end (up to the pipeline's `stop_timeout`); a second one ends at once, and loses nothing either.
+
+    With --broker the log and the offsets are journals of that broker; --data-dir then holds caches and scratch only.
 
     \b
     Examples:
       penstock run shop.py --once
-      penstock run shop.py --follow --cores 4
+      penstock run shop.py --follow --cores 4 --http 127.0.0.1:8401
       penstock run shop.py:shop --data-dir /var/lib/penstock
+      penstock run shop.py --master spark://10.0.0.5:7077 --conf spark.executor.memory=2g
       penstock run shop.py --once --json | jq .phase
     """
     if once and follow:
         raise UsageError(
             "--once and --follow exclude each other", hint="--once ends by itself, --follow does not"
         )
+    set_up(log_level, log_format)
+    _check_master(master, pipeline, connection)
     tails = bool(getattr(pipeline.source_node.adaptor, "tail", False))
     ends = once or not (follow or tails)
 
@@ -81,13 +143,53 @@ def run(
         # Importing the runner imports Spark, which takes long enough for a person to want to see something.
         from penstock.pipeline import runner
 
-        return runner.run(pipeline, data_dir=data_dir, once=ends, master=master, cores=cores, report=report)
+        return runner.run(
+            pipeline,
+            data_dir=connection.data_dir,
+            once=ends,
+            strict=strict,
+            broker=reach(connection),
+            master=master,
+            cores=cores,
+            settings=settings,
+            scratch=scratch,
+            http=None if http == "off" else http,
+            report=report,
+        )
 
     if wants_json(ctx) or not sys.stdout.isatty():
         summary = _in_lines(carry_out)
     else:
-        summary = _live(pipeline.name, data_dir, carry_out)
+        summary = _live(pipeline.name, connection.data_dir, carry_out)
     ctx.exit(summary.exit_code)
+
+
+def _check_master(master: str | None, pipeline: Pipeline, connection: Connection) -> None:
+    from penstock.cli.pipelines import stores_of
+    from penstock.pipeline.master import check_master, is_remote
+
+    if not is_remote(master):
+        return
+    stores = [pipeline.settings.store] if pipeline.settings.store else None
+    if stores is None and connection.address is not None:
+        stores = stores_of(pipeline.name, connection)
+    token = bool(connection.auth_token or connection.auth_keys)
+    check_master(master, broker=connection.address, token=token, stores=stores)
+
+
+def reach(connection: Connection) -> Reach | None:
+    """The broker that was named, as Spark's processes find it too; None for the data directory's own.
+
+    Credentials go into the environment, which is how they get to those processes; never into Spark's plans.
+    """
+    if connection.address is None:
+        return None
+    from penstock.spark.reach import KEYS, TOKEN, Reach
+
+    for name, value in ((TOKEN, connection.auth_token), (KEYS, connection.auth_keys)):
+        if value:
+            os.environ[name] = value
+    return Reach(connection.address, connection.ca_file, connection.cert_file, connection.key_file)
 
 
 def _in_lines(carry_out: Callable[[Report], Summary]) -> Summary:

@@ -8,48 +8,37 @@
 The batch keeps its columns `offset, ts, mode, op, ns, key, data` and gains `origin`, the namespace as logged.
 Namespaces are matched once for each distinct name, rows that no function is asked about are not looked at,
 and without functions the batch goes on as it came, in the same memory. Functions are free of side effects, so
-each one is led over the whole batch before the next.
+each one is led over the whole batch before the next: neighbours that take one message over the same Python
+values (`functions.rows`), those that take a batch over the batch.
+
+A message may have several rows, which share its offset. If one of them is refused, the message is: none of
+its rows goes on.
 
 A chain is pickled and sent to Spark's workers; it holds settings and nothing live.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.base.errors import did_you_mean
-from penstock.functions.base import Editable, Function, FunctionError
-from penstock.functions.kinds import NamespaceFunction, TextFunction
-from penstock.log.message import OP_WORDS
+from penstock.functions.kinds import BatchFunction
+from penstock.functions.rows import Rows
+from penstock.functions.steps import NamespaceMatcher, Refused, Step, StepCount
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
-class NamespaceMatcher(Protocol):
-    """Says which namespaces are meant; `penstock.pipeline.namespace.Namespace` is one."""
-
-    def matches(self, ns: str) -> bool: ...
+__all__ = ["Applied", "Chain", "NamespaceMatcher", "Refused", "Step", "StepCount"]
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One function on the way, under the name of its node, for the namespaces that `accept` lets through."""
+class Applied(NamedTuple):
+    """What became of a batch: what goes on, what was refused, and the count of each step by its node's name."""
 
-    name: str
-    function: Function
-    accept: NamespaceMatcher
-
-
-class Refused(NamedTuple):
-    """A message that the function at `node` could not process, and why; `ns` as the log has it."""
-
-    offset: int
-    ns: str
-    error: str
-    node: str
+    batch: pa.RecordBatch
+    refused: list[Refused]
+    counts: dict[str, StepCount]
 
 
 class Chain:
@@ -58,195 +47,93 @@ class Chain:
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = tuple(steps)
 
-    def apply(
-        self, batch: pa.RecordBatch, sink_accept: NamespaceMatcher
-    ) -> tuple[pa.RecordBatch, list[Refused]]:
-        """Filter and transform one batch; returns what goes on, and what was refused."""
+    def apply(self, batch: pa.RecordBatch, sink_accept: NamespaceMatcher) -> Applied:
+        """Filter and transform one batch."""
         wanted = _rows_named(batch, sink_accept.matches)
         if wanted is not None:
             batch = batch.filter(wanted)
         if "origin" not in batch.schema.names:
             batch = batch.append_column("origin", batch.column("ns"))
-        asked = self._rows_asked_about(batch)
+        passage = _Passage(batch)
+        for takes_batches, steps in itertools.groupby(self.steps, _takes_batches):
+            if takes_batches:
+                for step in steps:
+                    passage.over_the_batch(step)
+            else:
+                passage.over_the_rows(list(steps))
+        return Applied(passage.batch, passage.refused(), passage.counts)
+
+
+class _Passage:
+    """A batch on its way: what is left of it, and what has been said about the rest."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.batch = batch
+        self.counts: dict[str, StepCount] = {}
+        self._refused: dict[int, Refused] = {}
+
+    def refused(self) -> list[Refused]:
+        return sorted(self._refused.values())
+
+    def over_the_rows(self, steps: Sequence[Step]) -> None:
+        """Lead functions of one message over the rows that at least one of them is asked about."""
+        for step in steps:
+            self._count(step, StepCount())
+        asked = _rows_asked_about(self.batch, steps)
         if asked is None:
-            return batch, []
-        rows = _Rows(batch, asked)
-        for step in self.steps:
-            rows.take(step)
-        return rows.result(), sorted(rows.refused)
-
-    def _rows_asked_about(self, batch: pa.RecordBatch) -> pa.BooleanArray | None:
-        """Which rows at least one function is asked about; None if there is no such row."""
-        import pyarrow.compute as pc
-
-        if not self.steps:
-            return None
-        asked = pc.not_equal(batch.column("op"), "command")
-        named = _rows_named(batch, lambda ns: any(step.accept.matches(ns) for step in self.steps))
-        if named is not None:
-            asked = pc.and_(asked, named)
-        return asked if asked.true_count else None
-
-
-class _Rows:
-    """The rows of a batch that functions are asked about, as Python values, and what becomes of them."""
-
-    def __init__(self, batch: pa.RecordBatch, asked: pa.BooleanArray) -> None:
-        self._batch = batch
-        self._asked = None if asked.true_count == batch.num_rows else asked
-        self._mine = mine = batch if self._asked is None else batch.filter(asked)
-        names = mine.column("ns").dictionary_encode()
-        self._names: list[str] = names.dictionary.to_pylist()
-        self._ns: list[int] = names.indices.to_pylist()
-        """The current namespace of each row, as an index into `_names`."""
-        self._places: dict[str, int] = {}
-        self._data: list[bytes] = mine.column("data").cast(_binary(mine.column("data").type)).to_pylist()
-        self._op: list[str] | None = None
-        self._ts: list[int] | None = None
-        """Made when a function comes that may want them."""
-        self._gone: set[int] = set()
-        self._changed: set[str] = set()
-        self.refused: list[Refused] = []
-
-    def take(self, step: Step) -> None:
-        """Lead a function over the rows whose current namespace it accepts."""
-        accepted = [step.accept.matches(ns) for ns in self._names]
-        if not any(accepted):
             return
-        if isinstance(step.function, NamespaceFunction):
-            self._move(step.function, accepted)
+        distinct = _distinct(self.batch)
+        rows = Rows(self.batch, asked, distinct=distinct)
+        for step in steps:
+            self._count(step, rows.take(step))
+        self.batch = rows.result()
+        self._refuse(rows.refused, siblings=not distinct)
+
+    def over_the_batch(self, step: Step) -> None:
+        """Give a function of a batch the rows that it is asked about, as a batch of their own."""
+        assert isinstance(step.function, BatchFunction)
+        self._count(step, StepCount())
+        asked = _rows_asked_about(self.batch, [step])
+        if asked is None:
             return
-        rows: Iterable[int] = range(len(self._ns))
-        if self._gone or not all(accepted):
-            rows = [row for row in rows if accepted[self._ns[row]] and row not in self._gone]
-        if isinstance(step.function, TextFunction):
-            self._rewrite(step.name, step.function.rewrite, rows)
-        else:
-            self._edit(step.name, step.function, rows)
+        mine, others = self.batch, None
+        if asked.true_count < self.batch.num_rows:
+            mine, others = self.batch.filter(asked), self.batch.filter(_inverted(asked))
+        result, refused = step.function.apply_batch(mine)
+        self._count(step, _counted(mine, result, len(refused)))
+        self.batch = result if others is None else _merged(result, others)
+        self._refuse(_named(step.name, mine, dict(refused)), siblings=others is not None)
 
-    def _move(self, function: NamespaceFunction, accepted: Sequence[bool]) -> None:
-        moved = [function.moved(ns) if mine else ns for ns, mine in zip(self._names, accepted, strict=True)]
-        if moved != self._names:
-            self._names = moved
-            self._places = {}
-            self._changed.add("ns")
+    def _count(self, step: Step, count: StepCount) -> None:
+        self.counts[step.name] = self.counts.get(step.name, StepCount()).and_(count)
 
-    def _rewrite(self, node: str, rewrite: Callable[[bytes], bytes | None], rows: Iterable[int]) -> None:
-        texts = self._data
-        for row in rows:
-            try:
-                text = rewrite(texts[row])
-            except Exception as error:  # noqa: BLE001 - reported; raised, it would only fail four times
-                self._refuse(row, node, error)
-                continue
-            if text is None:
-                self._gone.add(row)
-            elif text is not texts[row]:
-                texts[row] = text
-                self._changed.add("data")
+    def _refuse(self, refused: Iterable[Refused], *, siblings: bool) -> None:
+        """Note refusals; `siblings`: other rows of these messages may be left."""
+        new = {one.offset: one for one in refused}
+        if not new:
+            return
+        self._refused = new | self._refused
+        if siblings:
+            import pyarrow as pa
+            import pyarrow.compute as pc
 
-    def _edit(self, node: str, function: Function, rows: Iterable[int]) -> None:
-        op, ts = self._ops_and_times()
-        for row in rows:
-            message = Editable(self._names[self._ns[row]], op[row], ts[row], self._data[row])
-            try:
-                if function.apply(message) and message.op != "skip":
-                    self._keep(row, message)
-                else:
-                    self._gone.add(row)
-            except Exception as error:  # noqa: BLE001 - a person's function may raise anything
-                self._refuse(row, node, error)
-
-    def _ops_and_times(self) -> tuple[list[str], list[int]]:
-        """The other columns that a function may change, as Python values from the first time on."""
-        import pyarrow as pa
-
-        if self._op is None or self._ts is None:
-            self._op = self._mine.column("op").to_pylist()
-            self._ts = self._mine.column("ts").cast(pa.int64()).to_pylist()
-        return self._op, self._ts
-
-    def _keep(self, row: int, message: Editable) -> None:
-        _check(message)
-        text = message.text()
-        op, ts = self._ops_and_times()
-        if text is not self._data[row]:
-            self._data[row] = text.encode() if isinstance(text, str) else text
-            self._changed.add("data")
-        if message.ns != self._names[self._ns[row]]:
-            self._ns[row] = self._place_of(message.ns)
-            self._changed.add("ns")
-        if message.op != op[row]:
-            op[row] = message.op
-            self._changed.add("op")
-        if message.ts != ts[row]:
-            ts[row] = message.ts
-            self._changed.add("ts")
-
-    def _place_of(self, ns: str) -> int:
-        """The index of a name, which may be new."""
-        if not self._places:
-            self._places = {name: place for place, name in enumerate(self._names)}
-        place = self._places.setdefault(ns, len(self._names))
-        if place == len(self._names):
-            self._names.append(ns)
-        return place
-
-    def _refuse(self, row: int, node: str, error: Exception) -> None:
-        reason = error.message if isinstance(error, FunctionError) else f"{type(error).__name__}: {error}"
-        self._gone.add(row)
-        mine = self._mine
-        self.refused.append(
-            Refused(mine.column("offset")[row].as_py(), mine.column("origin")[row].as_py(), reason, node)
-        )
-
-    def result(self) -> pa.RecordBatch:
-        """The whole batch again: what nobody touched as it was, and without what is gone."""
-        batch = self._batch
-        if "data" in self._changed:
-            batch = self._with(batch, "data", self._data)
-        if "ns" in self._changed:
-            batch = self._with(batch, "ns", [self._names[index] for index in self._ns])
-        if "op" in self._changed:
-            batch = self._with(batch, "op", self._op or [])
-        if "ts" in self._changed:
-            batch = self._with(batch, "ts", self._ts or [])
-        return batch.filter(self._left()) if self._gone else batch
-
-    def _with(self, batch: pa.RecordBatch, name: str, values: Sequence[object]) -> pa.RecordBatch:
-        """The batch with `values` in a column, in the places of the rows that functions were asked about."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        index = batch.schema.get_field_index(name)
-        field, column = batch.schema.field(index), batch.column(index)
-        as_given = _binary(field.type) if name == "data" else field.type
-        replaced = pa.array(values, as_given).cast(field.type)
-        if self._asked is not None:
-            replaced = pc.replace_with_mask(column, self._asked, replaced)
-        return batch.set_column(index, field, replaced)
-
-    def _left(self) -> pa.BooleanArray:
-        """Which rows of the whole batch are still there."""
-        import numpy as np
-        import pyarrow as pa
-
-        left = np.ones(self._batch.num_rows, dtype=bool)
-        mine = np.arange(len(left)) if self._asked is None else np.flatnonzero(self._asked)
-        left[mine[list(self._gone)]] = False
-        return pa.array(left)
+            gone = pc.is_in(self.batch.column("offset"), pa.array(new, pa.int64()))
+            self.batch = self.batch.filter(_inverted(gone))
 
 
-def _check(message: Editable) -> None:
-    """Refuse what a function made of a message if no column can hold it."""
-    ns: object = message.ns
-    ts: object = message.ts
-    if not isinstance(ns, str) or not ns:
-        raise FunctionError(f"the function set ns to {ns!r}, a name is wanted")
-    if not isinstance(ts, int):
-        raise FunctionError(f"the function set ts to {ts!r}, microseconds since 1970 are wanted")
-    if message.op not in OP_WORDS:
-        raise FunctionError(f"the function set op to {message.op!r}{did_you_mean(str(message.op), OP_WORDS)}")
+def _takes_batches(step: Step) -> bool:
+    return isinstance(step.function, BatchFunction)
+
+
+def _rows_asked_about(batch: pa.RecordBatch, steps: Sequence[Step]) -> pa.BooleanArray | None:
+    """Which rows at least one of the functions is asked about; None if there is no such row."""
+    import pyarrow.compute as pc
+
+    asked = pc.not_equal(batch.column("op"), "command")
+    named = _rows_named(batch, lambda ns: any(step.accept.matches(ns) for step in steps))
+    if named is not None:
+        asked = pc.and_(asked, named)
+    return asked if asked.true_count else None
 
 
 def _rows_named(batch: pa.RecordBatch, matches: Callable[[str], bool]) -> pa.BooleanArray | None:
@@ -258,8 +145,42 @@ def _rows_named(batch: pa.RecordBatch, matches: Callable[[str], bool]) -> pa.Boo
     return None if all(answers) else pa.array(answers, pa.bool_()).take(names.indices)
 
 
-def _binary(kind: pa.DataType) -> pa.DataType:
-    """The type of bytes that lies in memory like this type of text."""
-    import pyarrow as pa
+def _distinct(batch: pa.RecordBatch) -> bool:
+    """Whether every message has one row. A batch comes in the order of the log, so neighbours tell."""
+    import numpy as np
 
-    return pa.large_binary() if pa.types.is_large_string(kind) else pa.binary()
+    offsets = batch.column("offset").to_numpy(zero_copy_only=False)
+    if bool((np.diff(offsets) > 0).all()):
+        return True
+    return len(np.unique(offsets)) == len(offsets)
+
+
+def _counted(mine: pa.RecordBatch, result: pa.RecordBatch, refused: int) -> StepCount:
+    import pyarrow.compute as pc
+
+    into = pc.count_distinct(mine.column("offset")).as_py()
+    out = pc.count_distinct(result.column("offset")).as_py()
+    return StepCount(into, out, into - out - refused, refused)
+
+
+def _named(node: str, mine: pa.RecordBatch, refused: dict[int, str]) -> list[Refused]:
+    """Refusals by offset, with the namespace as logged."""
+    if not refused:
+        return []
+    origins = dict(zip(mine.column("offset").to_pylist(), mine.column("origin").to_pylist(), strict=True))
+    return [Refused(offset, origins[offset], error, node) for offset, error in refused.items()]
+
+
+def _merged(one: pa.RecordBatch, two: pa.RecordBatch) -> pa.RecordBatch:
+    """Both together, in the order of the log; rows of one message stay in theirs."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    both = pa.concat_batches([one, two])
+    return both.take(pc.sort_indices(both.column("offset")))
+
+
+def _inverted(mask: pa.BooleanArray) -> pa.BooleanArray:
+    import pyarrow.compute as pc
+
+    return pc.invert(mask)

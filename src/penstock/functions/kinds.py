@@ -1,8 +1,9 @@
-"""Two kinds of functions that need less than a whole message, and are quicker for it.
+"""Kinds of functions that need less than a whole message, or take many at once, and are quicker for it.
 
 A `TextFunction` looks at nothing but the text of the data and gives back another text; a `NamespaceFunction`
-looks at nothing but the namespace. The chain applies the first to plain bytes, and the second once for each
-distinct namespace of a batch. Both are functions like any other to everybody else.
+looks at nothing but the namespace, an `OpFunction` at nothing but the op. The chain applies the first to plain
+bytes, the others once for each distinct namespace or op of a batch. A `BatchFunction` is given whole batches. All
+are functions like any other to everybody else.
 
 The helpers read the top level of a document. Values stay the text they are (`msgspec.Raw`), and fields that
 nobody asked for are stepped over.
@@ -14,10 +15,14 @@ import dataclasses
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock.functions.base import Editable, Fields, Function, FunctionError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 NULL = msgspec.Raw(b"null")
 NOT_AN_OBJECT = (msgspec.DecodeError, UnicodeDecodeError)
@@ -64,6 +69,56 @@ class NamespaceFunction(Function):
     def apply(self, message: Editable) -> bool:
         message.ns = self.moved(message.ns)
         return True
+
+
+class OpFunction(Function):
+    """A function of the op alone, which keeps a message or drops it."""
+
+    @abstractmethod
+    def keeps(self, op: str) -> bool:
+        """Whether messages with this op go on."""
+
+    def apply(self, message: Editable) -> bool:
+        return self.keeps(message.op)
+
+
+class BatchFunction(Function):
+    """A function of many messages at once."""
+
+    @abstractmethod
+    def apply_batch(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
+        """What goes on of a batch of at least one row, and the offsets it refuses, each with the reason.
+
+        The result has the same columns, in the order of offsets, and only offsets that were given. An offset
+        that is neither in it nor refused is dropped; one that is refused is not in it.
+        """
+
+    def apply(self, message: Editable) -> bool:
+        """The same for one message by itself."""
+        import pyarrow as pa
+
+        data = message.text()
+        row = {
+            "offset": pa.array([0], pa.int64()),
+            "ts": pa.array([message.ts], pa.int64()).cast(pa.timestamp("us", "UTC")),
+            "mode": ["sync"],
+            "op": [message.op],
+            "ns": [message.ns],
+            "key": pa.array([None], pa.string()),
+            "data": [data if isinstance(data, str) else data.decode()],
+            "origin": [message.ns],
+        }
+        result, refused = self.apply_batch(pa.record_batch(row))
+        if refused:
+            raise FunctionError(refused[0][1])
+        if result.num_rows > 1:
+            raise FunctionError(f"one message became {result.num_rows} rows, which only a batch can hold")
+        for kept in result.select(["ns", "op", "data"]).to_pylist():
+            message.ns, message.op = kept["ns"], kept["op"]
+            message.ts = result.column("ts").cast(pa.int64())[0].as_py()
+            if kept["data"] != row["data"][0]:
+                message.replace(fields_of(kept["data"]))
+        return bool(result.num_rows)
 
 
 def reader_of(names: Sequence[str]) -> Callable[[bytes], object]:

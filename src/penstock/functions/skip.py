@@ -13,7 +13,8 @@ Numbers are compared as the decimals they are written as, of any size and with a
 
 Not as in the original: operator, pattern and `match` are checked when the pipeline file is read; a value of
 the wrong kind refuses the message instead of ending the process; numbers above 2^53 keep their last digits;
-"NaN", "inf" and hexadecimal strings are not numbers; patterns are those of Python's `re`.
+"NaN", "inf" and hexadecimal strings are not numbers; a pattern keeps to what Python's, Java's and Go's engines
+read alike, as namespace patterns do (`penstock.base.patterns`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import ClassVar, Protocol
 import msgspec
 
 from penstock.base.errors import did_you_mean
+from penstock.base.patterns import checked_pattern
 from penstock.base.settings import setting
 from penstock.functions.base import FunctionError
 from penstock.functions.kinds import NOT_AN_OBJECT, TextFunction, not_an_object, value_reader_of
@@ -163,10 +165,7 @@ def _exact(match: object) -> object:
 def _pattern(match: object) -> re.Pattern[str]:
     if not isinstance(match, str):
         raise ValueError(f"setting 'match': '=~' wants a pattern, got {match!r}")
-    try:
-        return re.compile(match)
-    except re.error as error:
-        raise ValueError(f"setting 'match': bad pattern '{match}': {error}") from None
+    return checked_pattern(match, "function 'skip': setting 'match': bad pattern")
 
 
 def _limit(match: object) -> Decimal:

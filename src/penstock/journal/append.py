@@ -3,13 +3,17 @@
 Each method does what its state is for and names the next one; `run` steps until a terminal state. Whatever goes
 wrong before the commit proposal rolls back; after it the append is in the journal, acknowledged or not. A broker
 that is the only replica passes through the same states as one with peers; its acknowledgement is its own disk's.
+
+Small appends that came whole, one right behind the other and under the same conditions, may go through the states
+together, as a *run*: what the states find out for the first holds for the others, since nobody gets in between. One
+proposal commits them, and each has its own span of what was committed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +38,8 @@ from penstock.journal.suspension import FULL, NO_RESUME, NONE, PARTIAL, RESUME, 
 
 LARGE = 128 << 10
 """From this size on a chunk is worth the way to a thread and back."""
+RUN = 512 << 10
+"""A run has no more content than this, so that nobody waits longer for it than for one large append."""
 HEALTH_TURNS = 5
 """So many looks at an unhealthy store an append takes before it gives up."""
 _IDLE_BEFORE_SUSPENSION = 24 * 3600
@@ -119,7 +125,7 @@ class AppendMachine:
         "_ticket",
         "_with",
         "begin",
-        "commit",
+        "commits",
         "delayed_chunks",
         "era",
         "header",
@@ -127,13 +133,14 @@ class AppendMachine:
         "state",
         "status",
         "store_health_error",
+        "taken",
         "total_chunks",
     )
 
     def __init__(
         self,
         first: AppendRequest,
-        requests: AsyncIterator[AppendRequest | Content] | bytes,
+        requests: AsyncIterator[AppendRequest | Content] | tuple[bytes, ...],
         surroundings: Appending,
         claims: Claims,
         *,
@@ -141,7 +148,8 @@ class AppendMachine:
         summed: bool = True,
         era: int | None = None,
     ) -> None:
-        """`requests` are what the client sends after the first, or all of its content, to be committed.
+        """`requests` are what the client sends after the first; or the whole contents of a run of appends, of which
+        all but the first are small and not empty. As many as go together are `taken`, at least one.
 
         `rolling` closes the fragment first. Unless `summed`, nobody wants to know the sum of this append. With an
         `era` (`LocalSpool.era`) it is refused if commits were given up since.
@@ -149,7 +157,9 @@ class AppendMachine:
         self.state = State.RESOLVE
         self.status: int = _OK
         self.header = Header()
-        self.commit: Fragment | None = None
+        self.commits: list[Fragment] = []
+        """Where the append landed, or each append of the run."""
+        self.taken = 1
         self.registers = LabelSet()
         self.begin = -1
         self.total_chunks = 0
@@ -375,7 +385,7 @@ class AppendMachine:
         """One message of the client, or its end. The first call may roll the fragment."""
         if self._minimum is None:
             await self._begin_content()
-        if isinstance(self._requests, bytes):
+        if isinstance(self._requests, tuple):
             await self._take_whole(self._requests)
             return
         request = await self._next(self._requests)
@@ -394,15 +404,42 @@ class AppendMachine:
         else:
             await self._take(request.content)
 
-    async def _take_whole(self, content: bytes) -> None:
-        """As if the client had sent one chunk, the empty message, and its end."""
-        self.total_chunks = 1 + bool(content)
-        self._requests = b""  # nobody holds it until the disk has it
-        if content:
-            await self._take(content)
+    async def _take_whole(self, contents: tuple[bytes, ...]) -> None:
+        """As if the client had sent one chunk, the empty message, and its end; and so for each append of the run."""
+        run = contents[: self._length_of_run(contents)]
+        self.taken = len(run)
+        self.total_chunks = 1 + bool(run[0])
+        self._requests = ()  # nobody holds it until the disk has it
+        if run[0]:
+            await self._take(run[0] if self.taken == 1 else b"".join(run))
         await self._written()
         if self.state is State.STREAM_CONTENT:
             await self._propose()
+        if self.taken > 1:
+            self.commits = [part for commit in self.commits for part in self._parts(commit, run)]
+
+    def _length_of_run(self, contents: tuple[bytes, ...]) -> int:
+        """How many appends extend the fragment as it stands: up to the first that would begin another, or wait."""
+        replica, local, spec = self._owned(), self._held().local, self._spec
+        assert spec is not None
+        first_alone = self._with.first_alone and local.fragment.begin == replica.index.begin
+        if len(contents) == 1 or first_alone or self._with.flow.maximum_of(spec.max_append_rate):
+            return 1
+        room = spec.fragment.length - local.fragment.length
+        size = 0
+        for at, content in enumerate(contents):
+            if at and (size > room or size + len(content) > RUN):
+                return at
+            size += len(content)
+        return len(contents)
+
+    def _parts(self, commit: Fragment, run: tuple[bytes, ...]) -> Iterator[Fragment]:
+        """Where each append of a run landed."""
+        end = commit.begin
+        for content in run:
+            begin, end = end, end + len(content)
+            digest = hashlib.sha1(content).digest() if self._summed else ZERO_SUM
+            yield Fragment(commit.journal, begin, end, digest, commit.codec)
 
     async def _begin_content(self) -> None:
         """Roll if it is time to; from here on the client is policed."""
@@ -422,7 +459,8 @@ class AppendMachine:
             self._began = True
             await local.ready()
             # The first append of a fragment has the fragment's own sum.
-            self._summer = hashlib.sha1() if self._summed and local.fragment.length else None
+            summed = self._summed and self.taken == 1 and local.fragment.length
+            self._summer = hashlib.sha1() if summed else None
         if replica.closed:
             self._fail(Status.JOURNAL_NOT_FOUND)
             return
@@ -478,13 +516,13 @@ class AppendMachine:
                 first.union_registers if first.HasField("union_registers") else None,
                 first.subtract_registers if first.HasField("subtract_registers") else None,
             )
-        self._ticket = await pipeline.commit(after)
+        self._ticket = await pipeline.commit(after, appends=self.taken)
         if end > self.begin and self._summed:
             digest = self._summer.digest() if self._summer is not None else local.fragment.sum
         elif not self._summed:
             digest = ZERO_SUM
         self.registers = local.registers
-        self.commit = Fragment(replica.spec.name, self.begin, end, digest, local.fragment.codec)
+        self.commits = [Fragment(replica.spec.name, self.begin, end, digest, local.fragment.codec)]
         self.state = State.READ_ACKNOWLEDGEMENTS
 
     async def on_read_acknowledgements(self) -> None:

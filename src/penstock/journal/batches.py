@@ -3,19 +3,21 @@
 On a stream each append is a transaction of its own. They are adopted one after another, in the order they came,
 and acknowledged in that order as the disk catches up; after one that failed, later ones of its journal are not
 tried, so what a client pipelined is in the journal as a prefix of what it sent. Appends that are independent of
-each other are tried in any case.
+each other are tried in any case. Neighbours in a message that want the same of one journal are adopted as a run
+(`append.py`), which saves most of what a small append costs.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from typing import cast
 
 from penstock.base.errors import PenstockError
 from penstock.journal import validation
 from penstock.journal.append import Appending, AppendMachine, State
 from penstock.journal.claims import Claims
+from penstock.journal.fragment import sum_parts
 from penstock.journal.protocol import (
     AppendBatch,
     AppendBatchResult,
@@ -24,14 +26,21 @@ from penstock.journal.protocol import (
     AppendResult,
     Status,
 )
+from penstock.journal.suspension import NO_RESUME, RESUME
 
 MAX_REFUSED = 100
-WINDOW = 256
-"""So many appends of a stream may wait for the disk; then no more are taken from it."""
+_TELL_REGISTERS = frozenset((Status.OK, Status.REGISTER_MISMATCH))
+WINDOW = 64
+"""So many runs of a stream may wait for the disk; then no more are taken from it."""
+MAX_RUN = 64
+QUIET = 0.1
+"""A stream on which nothing came for so many seconds may be ended when the broker stops."""
+MAX_ANSWER = 32
+"""A message answers no more runs than this, so that it stays small."""
 
 
 def response_of(machine: AppendMachine) -> AppendResponse:
-    """What the client is told of an append that has ended."""
+    """What the client is told of an append that has ended; of a run, of its first."""
     if machine.state is State.PROXY:
         raise PenstockError("the journal's primary is another broker, and this one passes no appends on")
     response = AppendResponse(
@@ -41,26 +50,27 @@ def response_of(machine: AppendMachine) -> AppendResponse:
         delayed_chunks=machine.delayed_chunks,
         store_health_error=machine.store_health_error,
     )
-    if machine.commit is not None:
-        response.commit.CopyFrom(machine.commit.to_proto())
-    if machine.status in (Status.OK, Status.REGISTER_MISMATCH):
+    if machine.commits:
+        response.commit.CopyFrom(machine.commits[0].to_proto())
+    if machine.status in _TELL_REGISTERS:
         response.registers.SetInParent()
         response.registers.CopyFrom(machine.registers)
     return response
 
 
 def whole(
-    request: AppendRequest,
+    requests: Sequence[AppendRequest],
     surroundings: Appending,
     claims: Claims,
     *,
     summed: bool = True,
     era: int | None = None,
 ) -> AppendMachine:
-    """The machine of an append whose content is in its first message."""
-    first = _parameters(request)
+    """The machine of an append whose content is in its first message, or of a run of those."""
+    first = _parameters(requests[0])
     validation.validate_append_request(first)
-    return AppendMachine(first, request.content, surroundings, claims, summed=summed, era=era)
+    contents = tuple(request.content for request in requests)
+    return AppendMachine(first, contents, surroundings, claims, summed=summed, era=era)
 
 
 def _parameters(request: AppendRequest) -> AppendRequest:
@@ -78,27 +88,63 @@ def _parameters(request: AppendRequest) -> AppendRequest:
     return first
 
 
+class _Count:
+    """Appends of one stream: how many came, how many were answered."""
+
+    __slots__ = ("answered", "taken")
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.answered = 0
+
+
 async def appends(
-    batches: AsyncIterator[AppendBatch], surroundings: Appending, claims: Claims
+    batches: AsyncIterator[AppendBatch], surroundings: Appending, claims: Claims, stopping: asyncio.Event
 ) -> AsyncGenerator[AppendBatchResult, None]:
-    """The answers to one stream of appends."""
+    """The answers to one stream of appends. Ends with it; or, when the broker is `stopping`, as soon as it is idle."""
     adopted: asyncio.Queue[AppendMachine | AppendResult | None] = asyncio.Queue(WINDOW)
-    adopting = asyncio.create_task(_adopt(batches, surroundings, claims, adopted), name="appends")
+    count = _Count()
+    adopting = asyncio.create_task(_adopt(batches, surroundings, claims, adopted, count), name="appends")
+    ending = asyncio.create_task(_end_idle(adopted, adopting, count, stopping), name="end of appends")
     try:
         done = False
         while not done:
-            waiting: list[AppendMachine | AppendResult | None] = [await adopted.get()]
-            while not adopted.empty():
+            waiting = [await adopted.get()]
+            while not adopted.empty() and len(waiting) < MAX_ANSWER:
                 waiting.append(adopted.get_nowait())
-            if waiting[-1] is None:
-                waiting.pop()
-                done = True
-            if waiting:
-                yield AppendBatchResult(results=[await _acknowledged(one) for one in waiting])  # type: ignore[arg-type]
-        await adopting
+            answer = AppendBatchResult()
+            for outcome in waiting:
+                if outcome is None:
+                    done = True
+                else:
+                    await _acknowledge(outcome, answer)
+            if answer.results:
+                yield answer
+                count.answered += len(answer.results)
+        await asyncio.wait((adopting,))
+        if not adopting.cancelled():
+            adopting.result()
     finally:
         adopting.cancel()
-        await asyncio.wait((adopting,))
+        ending.cancel()
+        await asyncio.wait((adopting, ending))
+
+
+async def _end_idle(
+    adopted: asyncio.Queue[AppendMachine | AppendResult | None],
+    adopting: asyncio.Task[None],
+    count: _Count,
+    stopping: asyncio.Event,
+) -> None:
+    """Nobody should wait for a stream to which nothing is sent. What is on its way when it ends is in doubt, so it
+    ends when there was nothing for a moment."""
+    await stopping.wait()
+    before = -1
+    while not before == count.taken == count.answered:
+        before = count.taken
+        await asyncio.sleep(QUIET)
+    adopting.cancel()
+    await adopted.put(None)
 
 
 async def _adopt(
@@ -106,30 +152,33 @@ async def _adopt(
     surroundings: Appending,
     claims: Claims,
     adopted: asyncio.Queue[AppendMachine | AppendResult | None],
+    count: _Count,
 ) -> None:
     """Take appends in order, as far as to where they wait for their acknowledgement."""
     refused: dict[str, AppendResult] = {}
     eras: dict[str, int | None] = {}
     try:
         async for batch in batches:
-            for request in batch.appends:
-                journal = validation.split_meta(request.journal)[0]
-                if journal in refused and not batch.independent:
-                    await adopted.put(refused[journal])
-                    continue
-                era = None if batch.independent else eras.get(journal)
-                outcome = await _adopted(request, surroundings, claims, summed=not batch.unsummed, era=era)
-                if isinstance(outcome, AppendMachine):
-                    eras[journal] = (
-                        outcome.era
-                    )  # a sync may still fail: then those behind it are refused by this
-                if isinstance(outcome, AppendResult) and not batch.independent:
-                    refused[journal] = outcome
-                    if len(refused) > MAX_REFUSED:
-                        raise PenstockError(
-                            f"appends to more than {MAX_REFUSED} journals failed on one stream"
-                        )
-                await adopted.put(outcome)
+            count.taken += len(batch.appends)
+            for run in _runs(batch.appends):
+                journal = validation.split_meta(run[0].journal)[0]
+                while run:
+                    if journal in refused and not batch.independent:
+                        await adopted.put(refused[journal])
+                        del run[:1]
+                        continue
+                    era = None if batch.independent else eras.get(journal)
+                    outcome = await _adopted(run, surroundings, claims, summed=not batch.unsummed, era=era)
+                    if isinstance(outcome, AppendMachine):
+                        # A sync may still fail: then those behind it are refused by this.
+                        eras[journal] = outcome.era
+                        del run[: outcome.taken]
+                    else:
+                        del run[:1]
+                        if not batch.independent:
+                            refused[journal] = outcome
+                            _require_few(refused)
+                    await adopted.put(outcome)
     except asyncio.CancelledError:
         raise  # nobody takes anything from the queue any more
     except BaseException:
@@ -138,25 +187,83 @@ async def _adopt(
     await adopted.put(None)
 
 
+def _runs(requests: Sequence[AppendRequest]) -> Iterator[list[AppendRequest]]:
+    """The requests in order, neighbours that can be adopted together in one list."""
+    run: list[AppendRequest] = []
+    extended = False
+    for request in requests:
+        plain = _is_plain(request)
+        if run and not (plain and extended and len(run) < MAX_RUN and _wants_the_same(run[0], request)):
+            yield run
+            run = []
+        run.append(request)
+        extended = plain
+    if run:
+        yield run
+
+
+def _is_plain(request: AppendRequest) -> bool:
+    """Whether an append adds content, and changes and expects nothing else that the next one would notice."""
+    return bool(
+        request.content
+        and request.suspend in (RESUME, NO_RESUME)
+        and not request.offset
+        and not request.min_etcd_revision
+        and not request.HasField("union_registers")
+        and not request.HasField("subtract_registers")
+        and not request.HasField("header")
+    )
+
+
+def _wants_the_same(first: AppendRequest, request: AppendRequest) -> bool:
+    checks = first.HasField("check_registers")
+    return (
+        request.journal == first.journal
+        and request.suspend == first.suspend
+        and request.do_not_proxy == first.do_not_proxy
+        and request.HasField("check_registers") == checks
+        and (not checks or request.check_registers == first.check_registers)
+    )
+
+
+def _require_few(refused: dict[str, AppendResult]) -> None:
+    if len(refused) > MAX_REFUSED:
+        raise PenstockError(f"appends to more than {MAX_REFUSED} journals failed on one stream")
+
+
 async def _adopted(
-    request: AppendRequest, surroundings: Appending, claims: Claims, *, summed: bool, era: int | None
+    run: Sequence[AppendRequest], surroundings: Appending, claims: Claims, *, summed: bool, era: int | None
 ) -> AppendMachine | AppendResult:
+    """The machine that waits for its acknowledgement, of as many of the run as it has taken; or why the first of
+    them was refused."""
     try:
-        machine = whole(request, surroundings, claims, summed=summed, era=era)
+        machine = whole(run, surroundings, claims, summed=summed, era=era)
         await machine.run_to(State.READ_ACKNOWLEDGEMENTS)
         if machine.state is not State.READ_ACKNOWLEDGEMENTS:
             return AppendResult(response=response_of(machine))
     except (PenstockError, OSError) as error:
+        if len(run) > 1:  # each stands or falls by itself
+            return await _adopted(run[:1], surroundings, claims, summed=summed, era=era)
         return AppendResult(error=str(error))
     machine.release()
     return machine
 
 
-async def _acknowledged(one: AppendMachine | AppendResult) -> AppendResult:
-    if isinstance(one, AppendResult):
-        return one
+async def _acknowledge(outcome: AppendMachine | AppendResult, answer: AppendBatchResult) -> None:
+    """Add what became of an append, or of each of a run, to the answer."""
+    if isinstance(outcome, AppendResult):
+        answer.results.append(outcome)
+        return
     try:
-        await one.run()
+        await outcome.run()
     except (PenstockError, OSError) as error:
-        return AppendResult(error=str(error))
-    return AppendResult(response=response_of(one))
+        answer.results.extend([AppendResult(error=str(error))] * outcome.taken)
+        return
+    first = response_of(outcome)
+    for commit in outcome.commits:
+        response = answer.results.add().response
+        response.CopyFrom(first)  # but for where it landed all are alike
+        landed = response.commit
+        landed.begin, landed.end = commit.begin, commit.end
+        digest = landed.sum
+        digest.part1, digest.part2, digest.part3 = sum_parts(commit.sum)

@@ -1,8 +1,8 @@
 """The broker: a data directory opened for serving, and the journal service on top of it (`service.py`).
 
-Shutdown, in this order: reads and watches that wait end; the server stops taking calls and those under way get a
-moment; each replica waits for its commits, gives up storing and closes its files; threads end. A fragment not yet
-in the store is found again at the next start.
+Shutdown, in this order: reads, watches and streams of appends that wait end; the server stops taking calls and
+those under way get a moment; each replica waits for its commits, gives up storing and closes its files; threads
+end. A fragment not yet in the store is found again at the next start.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class Broker:
             self._abandon()
 
     def end_waits(self) -> None:
-        """Have reads and watches that wait for something new end, so that nobody else waits for them."""
+        """Have reads, watches and streams of appends that wait for something end, so that nobody waits for them."""
         self._waits_ended.set()
         for replica in self._replicas.values():
             replica.end_waits()
@@ -278,14 +278,14 @@ class Broker:
         return batches.response_of(machine)
 
     async def append_whole(self, request: AppendRequest, claims: Claims) -> AppendResponse:
-        machine = batches.whole(request, self._appending, claims)
+        machine = batches.whole((request,), self._appending, claims)
         await machine.run()
         return batches.response_of(machine)
 
     def appends(
         self, requests: AsyncIterator[AppendBatch], claims: Claims
     ) -> AsyncIterator[AppendBatchResult]:
-        return batches.appends(requests, self._appending, claims)
+        return batches.appends(requests, self._appending, claims, self._waits_ended)
 
     def replicate(
         self, requests: AsyncIterator[ReplicateRequest], claims: Claims

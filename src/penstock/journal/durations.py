@@ -6,48 +6,24 @@ The value is a whole number of nanoseconds that fits 63 bits, as Go's. What `for
 
 from __future__ import annotations
 
-import re
-
 from google.protobuf.duration_pb2 import Duration
 
+from penstock.base.units import GO_UNITS, SECOND, nanoseconds
 from penstock.journal.tokens import ValidationError
 
-SECOND = 10**9
 _LIMIT = 1 << 63
-
-_UNITS = {
-    "ns": 1,
-    "us": 10**3,
-    "µs": 10**3,  # the micro sign
-    "μs": 10**3,  # the Greek letter
-    "ms": 10**6,
-    "s": SECOND,
-    "m": 60 * SECOND,
-    "h": 3600 * SECOND,
-}
-_PART = re.compile(r"([0-9]*)(?:\.([0-9]*))?(ns|us|µs|μs|ms|s|m|h)")
 
 
 def parse_duration(text: str) -> int:
     """Nanoseconds of a Go duration such as `1m0s`, `1h30m` or `1.5s`; `0` needs no unit."""
     sign, rest = (-1, text[1:]) if text.startswith("-") else (1, text.removeprefix("+"))
-    if rest == "0":
-        return 0
-    total = position = 0
-    while position < len(rest):
-        part = _PART.match(rest, position)
-        if part is None or not (part[1] or part[2]):
-            raise _refused(text)
-        total += _nanoseconds(part[1], part[2] or "", _UNITS[part[3]])
-        position = part.end()
-    if not rest or total >= _LIMIT:
+    try:
+        total = nanoseconds(rest, GO_UNITS)
+    except ValueError:
+        raise _refused(text) from None
+    if total >= _LIMIT:
         raise _refused(text)
     return sign * total
-
-
-def _nanoseconds(whole: str, fraction: str, unit: int) -> int:
-    """Digits beyond a nanosecond are dropped, as Go does."""
-    return int(whole or "0") * unit + (int(fraction) * unit // 10 ** len(fraction) if fraction else 0)
 
 
 def _refused(text: str) -> ValidationError:
@@ -61,8 +37,8 @@ def format_duration(nanoseconds: int) -> str:
     if nanoseconds == 0:
         return "0s"
     if nanoseconds < SECOND:
-        unit = next(unit for unit in ("ms", "µs", "ns") if nanoseconds >= _UNITS[unit])
-        return f"{_decimal(nanoseconds, _UNITS[unit])}{unit}"
+        unit = next(unit for unit in ("ms", "µs", "ns") if nanoseconds >= GO_UNITS[unit])
+        return f"{_decimal(nanoseconds, GO_UNITS[unit])}{unit}"
     minutes, rest = divmod(nanoseconds, 60 * SECOND)
     hours, minutes = divmod(minutes, 60)
     seconds = f"{_decimal(rest, SECOND)}s"

@@ -213,12 +213,12 @@ class LocalSpool:
         else:
             await uncancelled(self._start(started, kept))
 
-    def adopt(self, registers: LabelSet) -> int:
-        """Commit the streamed content in memory; durable once `durable` returns for the ticket."""
+    def adopt(self, registers: LabelSet, *, appends: int = 1) -> int:
+        """Commit the streamed content, of so many appends, in memory; durable once `durable` returns for the ticket."""
         require_fitting(self.journal, registers)
         if not self.spool.fragment.length:
             self.first_append = self._shop.now()
-        self._shop.metrics.commits += 1
+        self._shop.metrics.commits += appends
         self._shop.metrics.commit_bytes += self.spool.delta
         self.spool.commit(registers)
         self._adopted += 1

@@ -32,7 +32,7 @@ async def pulse(journal: str, surroundings: Appending, claims: Claims, *, suspen
     request = AppendRequest(journal=journal, do_not_proxy=True, suspend=IF_FLUSHED if suspend else NO_RESUME)
     try:
         async with asyncio.timeout(PULSE_TIMEOUT):
-            await AppendMachine(request, b"", surroundings, claims).run()
+            await AppendMachine(request, (b"",), surroundings, claims).run()
     except (PenstockError, OSError, TimeoutError) as error:
         log.warning("%s: pulse: %s", journal, error)
 
@@ -40,9 +40,9 @@ async def pulse(journal: str, surroundings: Appending, claims: Claims, *, suspen
 async def roll(journal: str, surroundings: Appending, claims: Claims) -> tuple[Status, int]:
     """Close the fragment under construction; the status, and where the next one begins."""
     request = AppendRequest(journal=journal, do_not_proxy=True, suspend=KEEP)
-    machine = AppendMachine(request, b"", surroundings, claims, rolling=True)
+    machine = AppendMachine(request, (b"",), surroundings, claims, rolling=True)
     await machine.run()
-    return cast("Status", machine.status), machine.commit.end if machine.commit is not None else 0
+    return cast("Status", machine.status), machine.commits[0].end if machine.commits else 0
 
 
 def retained_from(spec: JournalSpec, index: Index[Place], now: int) -> int:

@@ -381,6 +381,8 @@ class Replica:
             try:
                 stored = await self._put(file)
             except (PenstockError, OSError) as error:
+                if file not in self._unpersisted:
+                    return  # trimmed meanwhile, and its file with it
                 delay = _RETRY_DELAYS[min(attempt, len(_RETRY_DELAYS) - 1)] * random.uniform(0.8, 1.2)
                 attempt += 1
                 log.warning("%s: cannot store %s yet: %s", self.spec.name, file.path.name, error)

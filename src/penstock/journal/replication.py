@@ -31,9 +31,9 @@ class Pipeline:
         assert outcome is not Outcome.MISMATCH, "our own proposal is made from our own spool"
         return ticket
 
-    async def commit(self, registers: LabelSet) -> int:
+    async def commit(self, registers: LabelSet, *, appends: int = 1) -> int:
         """Have every replica adopt all content that was scattered; as `propose`, of what we have ourselves."""
-        return self.local.adopt(registers) if self.local.spool.delta else self.local.ticket
+        return self.local.adopt(registers, appends=appends) if self.local.spool.delta else self.local.ticket
 
     def content(self, chunk: Buffer) -> None:
         """Have every replica take a chunk."""

@@ -12,8 +12,9 @@ import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from penstock.base import yamltext
 from penstock.base.errors import UsageError
-from penstock.journal import specs_fields, specs_yaml
+from penstock.journal import specs_fields
 from penstock.journal.protocol import ApplyRequest, JournalSpec, ListResponse
 from penstock.journal.tokens import ValidationError, check_journal
 from penstock.journal.validation_specs import validate_journal_spec
@@ -78,28 +79,28 @@ class _Node:
 
 def flatten(text: str) -> list[Change]:
     """The changes that a YAML text asks for, in the order of their names."""
-    document = specs_yaml.parse(text)
-    if document is None or (isinstance(document, specs_yaml.Scalar) and document.is_null):
+    document = yamltext.parse(text)
+    if document is None or (isinstance(document, yamltext.Scalar) and document.is_null):
         raise UsageError("the text holds no journals", hint="`penstock journals list -o yaml` shows the form")
     changes: dict[str, Change] = {}
     for node in _leaves(_read(document), _Node(0)):
         if node.name in changes:
-            raise specs_yaml.fail(node.line, f"the journal {node.name} is given twice")
+            raise yamltext.fail(node.line, f"the journal {node.name} is given twice")
         changes[node.name] = _change(node)
     return [changes[name] for name in sorted(changes)]
 
 
-def _read(node: specs_yaml.Node) -> _Node:
-    mapping = specs_yaml.mapping(node, "a journal, or a directory of journals")
+def _read(node: yamltext.Node) -> _Node:
+    mapping = yamltext.mapping(node, "a journal, or a directory of journals")
     found = _Node(node.line)
     for key, value in mapping.items.items():
         specs_fields.check_key(key, _KEYS, mapping.lines[key])
         if key == "children":
-            found.children = [_read(child) for child in specs_yaml.sequence(value, key)]
+            found.children = [_read(child) for child in yamltext.sequence(value, key)]
         elif key == "revision":
-            found.revision = specs_yaml.integer(value, key)
+            found.revision = yamltext.integer(value, key)
         elif key == "delete":
-            found.delete = specs_yaml.boolean(value, key)
+            found.delete = yamltext.boolean(value, key)
         elif key != "comment":
             specs_fields.read(found.spec, key, value)
     _check_children(found)
@@ -109,13 +110,13 @@ def _read(node: specs_yaml.Node) -> _Node:
 def _check_children(node: _Node) -> None:
     if node.is_directory and node.children is None:
         what = f"the directory '{node.name}'" if node.name else "a node without a name is a directory, and"
-        raise specs_yaml.fail(
+        raise yamltext.fail(
             node.line,
             f"{what} has no children",
             hint="a journal's name does not end in '/'; or give children",
         )
     if node.children and not node.is_directory:
-        raise specs_yaml.fail(
+        raise yamltext.fail(
             node.line,
             f"'{node.name}' has children, but is not a directory",
             hint=f"a directory's name ends in '/': '{node.name}/'",
@@ -123,11 +124,11 @@ def _check_children(node: _Node) -> None:
     before = None
     for child in node.children or ():
         if not child.name.startswith(node.name):
-            raise specs_yaml.fail(
+            raise yamltext.fail(
                 child.line, f"'{child.name}' must begin with the name of its directory, '{node.name}'"
             )
         if before is not None and child.name <= before:
-            raise specs_yaml.fail(
+            raise yamltext.fail(
                 child.line, f"children are sorted by name: '{child.name}' comes behind '{before}'"
             )
         before = child.name
@@ -153,7 +154,7 @@ def _change(node: _Node) -> Change:
             raise ValidationError(f"expected -1, 0 or more ({node.revision})", field="Revision")
         validate_journal_spec(node.spec)
     except ValidationError as error:
-        raise specs_yaml.fail(
+        raise yamltext.fail(
             node.line,
             f"journal {node.name}: {error}",
             hint="what a journal leaves out comes from its directories; nothing else has a default",
@@ -178,8 +179,8 @@ def hoist(changes: Iterable[Change]) -> str:
     """The YAML text that asks for these changes, what journals share being said once."""
     ordered = sorted(changes, key=lambda change: change.name)
     if not ordered:
-        return specs_yaml.dump({"children": []})
-    return specs_yaml.dump(_plain(_tree(ordered, 0), JournalSpec()))
+        return yamltext.dump({"children": []})
+    return yamltext.dump(_plain(_tree(ordered, 0), JournalSpec()))
 
 
 def _tree(changes: Sequence[Change], level: int) -> _Tree:

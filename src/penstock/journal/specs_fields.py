@@ -14,10 +14,10 @@ from typing import cast
 from google.protobuf.duration_pb2 import Duration
 
 from penstock.base.errors import did_you_mean
+from penstock.base.yamltext import Node, fail, integer, mapping, sequence, text
 from penstock.journal import durations, labels
 from penstock.journal.fragment import Codec
 from penstock.journal.protocol import JournalSpec, Label, LabelSet
-from penstock.journal.specs_yaml import Node, fail, integer, mapping, sequence, text
 from penstock.journal.tokens import ValidationError
 from penstock.journal.validation_specs import nanoseconds
 

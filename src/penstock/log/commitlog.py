@@ -1,24 +1,37 @@
 """The commit log of a pipeline: a journal of records, written by one owner, read by anyone (seed 004).
 
-`LogReader` looks: by message offset, by range, at the end. `CommitLog` owns: it claims the journal
-(`ownership.py`), finds the end, and appends batches, each in one append: the messages with consecutive
-offsets, and in the header of the last record of each namespace the source's position after the batch. So a
-position is in the log if and only if the messages it covers are.
+`LogReader` (`reader.py`) looks. `CommitLog` owns: it claims the journal (`ownership.py`), finds the end, and appends
+batches, each in one append: the schemas that are new, the messages with consecutive offsets, and in the header of
+the last record of each namespace the source's position after the batch. So a position is in the log if and only
+if the messages it covers are.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from penstock.base import faults
-from penstock.base.errors import CorruptError, PenstockError, UsageError
-from penstock.journal import labels
-from penstock.journal.client import BytesGoneError, Client, HoleError
-from penstock.journal.fragment import Codec
-from penstock.journal.protocol import JournalSpec
+from penstock.base.errors import CorruptError, PenstockError, UsageError, did_you_mean
+from penstock.journal.client import Client
 from penstock.log import record as rec
+from penstock.log import walking
+from penstock.log.journals import (
+    FORMAT,
+    FORMAT_LABEL,
+    ID_LABEL,
+    KIND_LABEL,
+    PIPELINE_LABEL,
+    SINK_LABEL,
+    ensure,
+    journal_labels,
+    journal_spec,
+    log_journal,
+    resize,
+)
 from penstock.log.message import (
     MAX_MESSAGE_BYTES,
     ByteOffset,
@@ -30,199 +43,73 @@ from penstock.log.message import (
     Resume,
 )
 from penstock.log.ownership import Ownership
-from penstock.log.positions import (
-    GRANULE,
-    ORIGIN,
-    LogCache,
-    LogPoint,
-    LogState,
-    last_at_or_before,
-    last_byte_at_or_before,
-)
+from penstock.log.positions import GRANULE, LogCache, LogPoint, LogState
+from penstock.log.reader import LogReader
 from penstock.log.record import Record
+from penstock.log.schema import Schema
 
-FORMAT = 1
-FORMAT_LABEL = "penstock.dev/format"
-ID_LABEL = "penstock.dev/log"
-PIPELINE_LABEL = "penstock.dev/pipeline"
-KIND_LABEL = "penstock.dev/kind"
-SINK_LABEL = "penstock.dev/sink"
+__all__ = [
+    "DEFAULT_SEGMENT_BYTES",
+    "FORMAT",
+    "FORMAT_LABEL",
+    "ID_LABEL",
+    "KIND_LABEL",
+    "PIPELINE_LABEL",
+    "SINK_LABEL",
+    "CommitLog",
+    "LogReader",
+    "MessageTooLargeError",
+    "journal_labels",
+    "journal_spec",
+    "log_journal",
+    "request_backfill",
+]
 
-DEFAULT_SEGMENT_BYTES = 64 << 20
-_FIRST_CHUNK = 32 << 10
-"""Most walks look at a record or two; those that go on take larger and larger steps."""
+DEFAULT_SEGMENT_BYTES = 1 << 30
 
-_WALK_CHUNK = 4 << 20
+_SNAPSHOT_SHARE = 16
+"""A snapshot of the fold is taken when the log has grown by so many times the last one: with many namespaces it is
+large."""
 
 
 class MessageTooLargeError(PenstockError):
     """A message above the size limit; refused before anything of its batch is logged."""
 
 
-def log_journal(pipeline: str) -> str:
-    return f"pipelines/{pipeline}/log"
-
-
-def journal_spec(name: str, segment_bytes: int, extra: Mapping[str, str]) -> JournalSpec:
-    """The spec of a journal that Penstock makes for itself in an embedded broker."""
-    spec = JournalSpec(
-        name=name, replication=1, labels=labels.label_set({FORMAT_LABEL: str(FORMAT), **extra})
-    )
-    spec.fragment.length = segment_bytes
-    spec.fragment.compression_codec = Codec.NONE.to_proto()
-    spec.fragment.stores.append("file:///")
-    spec.fragment.refresh_interval.FromSeconds(300)
-    return spec
-
-
-def journal_labels(client: Client, journal: str) -> dict[str, str] | None:
-    """The labels of a journal, or None if there is none; refuses a format newer than ours."""
-    found = client.list(labels.parse_selector(f"name={journal}"))
-    if not found:
-        return None
-    values = {label.name: label.value for label in found[0].spec.labels.labels}
-    if int(values.get(FORMAT_LABEL, FORMAT)) > FORMAT:
-        raise CorruptError(
-            f"log format {values[FORMAT_LABEL]}, this version of Penstock reads up to {FORMAT}",
-            where=journal,
-            position=0,
-            hint="use the newer Penstock that wrote it",
-        )
-    return values
-
-
-class LogReader:
-    """Reads a commit log. Uses the owner's cache when it is there and right, and walks the log when not."""
-
-    def __init__(self, client: Client, journal: str, cache: LogCache | None) -> None:
-        self.client = client
-        self.journal = journal
-        self._cache = cache
-
-    def state(self) -> LogState:
-        """The fold over the whole log as it is now."""
-        head = self.client.head(self.journal)
-        state = self._trusted_snapshot(head)
-        for byte, record in self.records(ByteOffset(state.byte), ByteOffset(head)):
-            state.apply(record, self.journal, byte)
-        state.byte = head
-        return state
-
-    def records(self, begin: ByteOffset, end: ByteOffset) -> Iterator[tuple[int, Record]]:
-        """The records in bytes [begin, end), both being record boundaries, with their byte offsets."""
-        carry, position, size = b"", int(begin), _FIRST_CHUNK
-        while position + len(carry) < end:
-            at = position + len(carry)
-            try:
-                chunk = carry + self.client.read_bytes(self.journal, at, min(int(end), at + size))
-            except HoleError as error:
-                raise CorruptError(
-                    f"bytes up to {end} are missing", where=self.journal, position=error.offset
-                ) from None
-            if len(chunk) == len(carry):
-                raise CorruptError(f"bytes up to {end} are missing", where=self.journal, position=at)
-            starts, consumed = rec.boundaries(chunk, self.journal, position)
-            for start in starts:
-                yield position + start, rec.decode(chunk, start, self.journal, position)
-            position += consumed
-            carry = chunk[consumed:]
-            size = min(4 * size, _WALK_CHUNK)
-        if carry:
-            raise CorruptError("a record that does not end", where=self.journal, position=position)
-
-    def oldest(self) -> MessageOffset | None:
-        """The first message that is still there; None if there is none."""
-        head = ByteOffset(self.client.head(self.journal))
-        for _, record in self.records(self._begin(), head):
-            if not record.control:
-                return MessageOffset(record.offset)
-        return None
-
-    def seek(self, offset: int) -> LogPoint:
-        """The place of message `offset`: in the log, or the next one to come."""
-        head = ByteOffset(self.client.head(self.journal))
-        point = last_at_or_before(self._trusted_entries(head), offset) or ORIGIN
-        begin = self._begin()
-        upcoming = point.offset
-        for byte, record in self.records(max(point.byte, begin), head):
-            if record.control:
-                continue
-            if record.offset > offset:
-                break
-            if record.offset == offset:
-                return LogPoint(MessageOffset(offset), ByteOffset(byte))
-            upcoming = MessageOffset(record.offset + 1)
-        if upcoming == offset:
-            return LogPoint(upcoming, head)
-        raise UsageError(f"message {offset} is not in the log {self.journal}")
-
-    def show(self, first: int, last: int) -> Iterator[Record]:
-        """Messages `first` to `last`, both included."""
-        head = ByteOffset(self.client.head(self.journal))
-        for _, record in self.records(self.seek(first).byte, head):
-            if record.control:
-                continue
-            if record.offset > last:
-                return
-            yield record
-
-    def points(self, begin: LogPoint, head: ByteOffset) -> list[LogPoint]:
-        """Known places between `begin` and `head`, ascending; `begin` first, and the end of the log last."""
-        inside = [p for p in self._trusted_entries(head) if begin.byte < p.byte <= head]
-        last = inside[-1] if inside else begin
-        next_offset = last.offset
-        for _, record in self.records(last.byte, head):
-            if not record.control:
-                next_offset = MessageOffset(record.offset + 1)
-        found = [begin, *inside]
-        if head > last.byte:
-            found.append(LogPoint(next_offset, head))
-        return found
-
-    def _begin(self) -> ByteOffset:
-        return ByteOffset(self.client.begin(self.journal))
-
-    def _trusted_snapshot(self, head: int) -> LogState:
-        state = self._cache.state() if self._cache else None
-        if state is None or state.byte > head or not self._is_point(state.point, head):
-            return LogState(byte=self._begin())
-        return state
-
-    def _trusted_entries(self, head: int) -> list[LogPoint]:
-        """The index if its last usable entry is borne out by the log: entries are only ever appended."""
-        points = self._cache.entries() if self._cache else []
-        last = last_byte_at_or_before(points, head)
-        if last is None or not self._is_point(last, head):
-            return []
-        return points[: points.index(last) + 1]
-
-    def _is_point(self, point: LogPoint, head: int) -> bool:
-        """Whether the next message from this byte on has this offset."""
-        try:
-            for _, record in self.records(point.byte, ByteOffset(min(head, point.byte + _PROBE))):
-                if not record.control:
-                    return record.offset == point.offset
-        except (CorruptError, BytesGoneError):
-            return False
-        return point.byte <= head
-
-
-_PROBE = MAX_MESSAGE_BYTES + (2 << 20)
-
-
 class CommitLog:
     """The one owner of a commit log."""
 
-    def __init__(self, client: Client, pipeline: str, cache: Path, segment_bytes: int, now: int) -> None:
-        """Claim the log, making it if it is new; then find its end."""
+    def __init__(
+        self,
+        client: Client,
+        pipeline: str,
+        cache: Path,
+        segment_bytes: int | None,
+        now: int,
+        *,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        """Claim the log, making it if it is new; then find its end.
+
+        `segment_bytes` is the length at which fragments close from now on; None leaves it as it is.
+        """
         self.journal = log_journal(pipeline)
+        self.pipeline = pipeline
+        self._max_message_bytes = min(max_message_bytes, MAX_MESSAGE_BYTES)
         self._cache = LogCache(cache, self.journal)
         self.log_id = self._ensure(client, pipeline, segment_bytes)
-        claim = Record(-1, now, Mode.COPY, Op.NOOP, "", b"", extra={"claim": uuid.uuid4().hex}, control=True)
-        self._ownership = Ownership.claim(client, self.journal, rec.encode(claim))
+        self._ownership = Ownership.claim(client, self.journal, _claim(now))
         self.reader = LogReader(client, self.journal, self._cache)
         self._state = self._recover()
-        self._indexed = self._state.byte
+        self._indexed = self._saved = self._state.byte
+
+    @property
+    def ownership(self) -> Ownership:
+        return self._ownership
+
+    @property
+    def cache(self) -> LogCache:
+        return self._cache
 
     @property
     def point(self) -> LogPoint:
@@ -234,7 +121,9 @@ class CommitLog:
         return self._state
 
     def resume(self) -> dict[str, Resume]:
-        return self._state.resume()
+        """What a source gets back of each namespace: its position, its last message, the backfill it waits for."""
+        wanted = [known.offset for known in self._state.resumable().values() if known.offset >= 0]
+        return self._state.resume(self.reader.messages(wanted))
 
     def append(
         self,
@@ -242,12 +131,16 @@ class CommitLog:
         positions: Mapping[str, Position],
         completed: Sequence[str],
         now: int,
+        schemas: Mapping[str, Schema] | None = None,
     ) -> LogPoint:
-        """Log one batch, all of it or nothing; durable on return. Returns the new end of the log."""
-        if not (messages or positions or completed):
+        """Log one batch, all of it or nothing; durable on return. Returns the new end of the log.
+
+        A schema is logged before the messages, and only if it is another than the last one of its namespace.
+        """
+        opening = self._schema_records(schemas or {}, now)
+        if not (messages or positions or completed or opening):
             return self.point
-        _refuse_large(messages)
-        first, before = self._state.next, self.point
+        self._refuse_large(messages)
         last = {message.ns: i for i, message in enumerate(messages)}
         extras: dict[int, dict[str, object]] = {
             last[ns]: {"position": position}
@@ -257,25 +150,80 @@ class CommitLog:
         told = [ns for ns in positions if ns not in last or ns in completed]
         closing = self._closing_records(told, positions, completed, now)
         try:
-            content = [rec.encode_messages(messages, first, extras), *map(rec.encode, closing)]
+            content = [
+                b"".join(map(rec.encode, opening)),
+                rec.encode_messages(messages, self._state.next, extras),
+                b"".join(map(rec.encode, closing)),
+            ]
         except rec.RecordTooLargeError as error:
             raise MessageTooLargeError(
                 error.message, hint="leave the row or field out at the source"
             ) from None
-        with faults.step("append"):
-            landed = self._ownership.append(content)
-        if landed.begin != before.byte:
-            raise CorruptError("an append of another owner", where=self.journal, position=before.byte)
+        before = self._append(content)
+        for record in opening:
+            self._state.take(record, self.journal, before.byte)
         self._state.advance(messages, last, positions)
         for record in closing:
-            self._state.apply(record, self.journal, landed.end)
-        self._state.byte = landed.end
+            self._state.take(record, self.journal, before.byte)
         self._index(before)
+        return self.point
+
+    def renew(self, now: int) -> LogPoint:
+        """After an append that may have landed: claim the log anew, then find its end, which is returned."""
+        self._ownership = self._ownership.renewed(_claim(now))
+        self._state = self._recover()
+        self._indexed = self._saved = self._state.byte
+        return self.point
+
+    def backfill(self, ns: str, where: str | None, now: int) -> LogPoint:
+        """Have the source copy a namespace anew, from its next start on: all of it, or the rows that `where` names.
+
+        Its position is gone with this, and its mode is copy; `where`, and the position to go on from after these rows,
+        are kept until the copy is complete.
+        """
+        if ns not in self._state.namespaces:
+            raise UsageError(
+                f"the log of '{self.pipeline}' knows no namespace '{ns}'"
+                f"{did_you_mean(ns, self._state.namespaces)}"
+            )
+        extra = self._state.namespaces[ns].wanted(where)
+        record = Record(-1, now, Mode.COPY, Op.NOOP, ns, b"", extra=extra, control=True)
+        before = self._append([rec.encode(record)])
+        self._state.take(record, self.journal, before.byte)
         return self.point
 
     def close(self) -> None:
         """Leave a snapshot for the next start. The log itself needs no closing."""
         self._cache.save(self._state)
+
+    def _append(self, content: Sequence[bytes]) -> LogPoint:
+        """Append as the owner, and note where the log ends then; returns where it ended before."""
+        before = self.point
+        with faults.step("append"):
+            landed = self._ownership.append(content)
+        if landed.begin != before.byte:
+            raise CorruptError("an append of another owner", where=self.journal, position=before.byte)
+        self._state.byte = landed.end
+        return before
+
+    def _refuse_large(self, messages: Sequence[Message]) -> None:
+        limit = self._max_message_bytes
+        for message in messages:
+            if len(message.data) > limit:
+                raise MessageTooLargeError(
+                    f"a message of namespace '{message.ns}' has {len(message.data):,} bytes, "
+                    f"the limit is {limit:,}",
+                    hint="leave the row or field out at the source",
+                )
+
+    def _schema_records(self, schemas: Mapping[str, Schema], now: int) -> list[Record]:
+        opening = []
+        for ns, schema in schemas.items():
+            known = self._state.namespaces.get(ns)
+            if known is None or known.schema != schema:
+                extra: dict[str, object] = {"schema": msgspec.to_builtins(schema)}
+                opening.append(Record(-1, now, self._mode(ns), Op.NOOP, ns, b"", extra=extra, control=True))
+        return opening
 
     def _closing_records(
         self, told: Sequence[str], positions: Mapping[str, Position], completed: Sequence[str], now: int
@@ -297,50 +245,58 @@ class CommitLog:
         if self._state.byte - self._indexed < GRANULE:
             return
         self._cache.add([before] if before.byte > self._indexed else [self.point])
-        self._cache.save(self._state)
         self._indexed = self._state.byte
+        if self._indexed - self._saved >= _SNAPSHOT_SHARE * self._cache.saved_bytes:
+            self._cache.save(self._state)
+            self._saved = self._indexed
 
     def _recover(self) -> LogState:
         """Find the end. A cache that the log does not bear out is dropped and made anew."""
         head = self.reader.client.head(self.journal)
         entries = self._cache.entries()
         state = self.reader.state()
-        if entries and (entries[-1].byte > head or not self.reader._trusted_entries(head)):
+        if entries and (entries[-1].byte > head or not self.reader.trusted_entries(head)):
             self._cache.discard()
             entries = []
         if entries:
             self._cache.cut()
         else:
-            self._rebuild(ByteOffset(head))
+            self._rebuild(head)
         self._cache.save(state)
         return state
 
-    def _rebuild(self, head: ByteOffset) -> None:
+    def _rebuild(self, head: int) -> None:
         """Make the index anew by walking the log."""
         points: list[LogPoint] = []
-        next_entry = GRANULE
-        for byte, record in self.reader.records(self.reader._begin(), head):
-            if byte >= next_entry and not record.control:
-                points.append(LogPoint(MessageOffset(record.offset), ByteOffset(byte)))
+        begin = self.reader.first().byte
+        next_entry = begin + GRANULE
+        for offset, byte, _, _ in walking.offsets(self.reader.client, self.journal, begin, head):
+            if byte >= next_entry:
+                points.append(LogPoint(MessageOffset(offset), ByteOffset(byte)))
                 next_entry = byte + GRANULE
         if points:
             self._cache.discard()
             self._cache.add(points)
 
-    def _ensure(self, client: Client, pipeline: str, segment_bytes: int) -> str:
-        found = journal_labels(client, self.journal)
-        if found is None:
-            extra = {PIPELINE_LABEL: pipeline, KIND_LABEL: "log", ID_LABEL: uuid.uuid4().hex}
-            client.create(journal_spec(self.journal, segment_bytes, extra))
-            found = journal_labels(client, self.journal) or {}
+    def _ensure(self, client: Client, pipeline: str, segment_bytes: int | None) -> str:
+        extra = {PIPELINE_LABEL: pipeline, KIND_LABEL: "log", ID_LABEL: uuid.uuid4().hex}
+        found = ensure(client, journal_spec(self.journal, segment_bytes or DEFAULT_SEGMENT_BYTES, extra))
+        if segment_bytes is not None:
+            resize(client, self.journal, segment_bytes)
         return found[ID_LABEL]
 
 
-def _refuse_large(messages: Sequence[Message]) -> None:
-    for message in messages:
-        if len(message.data) > MAX_MESSAGE_BYTES:
-            raise MessageTooLargeError(
-                f"a message of namespace '{message.ns}' has {len(message.data):,} bytes, "
-                f"the limit is {MAX_MESSAGE_BYTES:,}",
-                hint="leave the row or field out at the source",
-            )
+def _claim(now: int) -> bytes:
+    extra: dict[str, object] = {"claim": uuid.uuid4().hex}
+    return rec.encode(Record(-1, now, Mode.COPY, Op.NOOP, "", b"", extra=extra, control=True))
+
+
+def request_backfill(
+    client: Client, pipeline: str, cache: Path, ns: str, where: str | None, now: int
+) -> None:
+    """An operator's backfill of a pipeline that does not run: one that does is fenced off."""
+    if journal_labels(client, log_journal(pipeline)) is None:
+        raise UsageError(f"no pipeline '{pipeline}' has a log here", hint="run it first")
+    log = CommitLog(client, pipeline, cache, None, now)
+    log.backfill(ns, where, now)
+    log.close()

@@ -81,6 +81,12 @@ class Resume:
     position: Position
     offset: MessageOffset
     """Of the last message logged for this namespace; -1 if none."""
+    message: Message | None = None
+    """That message itself."""
+    where: str | None = None
+    """Which rows a backfill wants, in the source's own words; None for all."""
+    before: Position | None = None
+    """With `where`: the position when the backfill was asked for, to go on from once it is done."""
 
 
 def encode_text(document: object) -> bytes:

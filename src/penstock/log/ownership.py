@@ -7,6 +7,10 @@ first, then read the end; the append in doubt has landed by then, or never will.
 
 Empty registers match any check (reference 8), so a fresh journal is claimed with "no epoch yet", and a
 journal that has content but no registers is not touched: someone lost them.
+
+A journal may belong to another one, as a companion does to its log. Its registers then say `under` as well: the
+epoch of the other journal under which it was claimed. Who owns the other journal by a later epoch may claim it,
+who was replaced there may not.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from penstock.journal.client import Appended, Client, JournalError, RegisterMism
 from penstock.journal.protocol import LabelSelector, LabelSet
 
 EPOCH = "epoch"
+UNDER = "under"
 
 
 class FencedError(PenstockError):
@@ -42,11 +47,21 @@ class Ownership:
         self._doubt: BaseException | None = None
 
     @classmethod
-    def claim(cls, client: Client, journal: str, claim_record: bytes) -> Ownership:
-        """Take the journal over from whoever had it. `claim_record` is what the claim leaves in the log."""
+    def claim(
+        cls, client: Client, journal: str, claim_record: bytes, *, under: int | None = None
+    ) -> Ownership:
+        """Take the journal over from whoever had it. `claim_record` is what the claim leaves in the log.
+
+        `under` is our epoch of the journal that this one belongs to.
+        """
         for _ in range(16):
             barrier = client.append(journal, ())
             old = _epoch(barrier.registers)
+            latest = _number(barrier.registers, UNDER)
+            if under is not None and latest is not None and latest > under:
+                raise FencedError(
+                    f"journal {journal} was claimed by a later owner (of epoch {latest}, ours is {under})"
+                )
             if old is None and barrier.end > 0:
                 raise PenstockError(
                     f"journal {journal} has {barrier.end} bytes but has lost its registers, so nobody can own it",
@@ -55,7 +70,7 @@ class Ownership:
             expected = _no_epoch() if old is None else _at_epoch(old)
             epoch = (old or 0) + 1
             try:
-                landed = client.append(journal, claim_record, check=expected, union=_register(epoch))
+                landed = client.append(journal, claim_record, check=expected, union=_register(epoch, under))
             except RegisterMismatchError:
                 continue
             return cls(client, journal, epoch, landed.begin)
@@ -75,6 +90,15 @@ class Ownership:
             )
         return self._append(content, union=None)
 
+    def confirm(self) -> None:
+        """Make sure that nobody has taken the journal over by now: an append of nothing, as the owner."""
+        try:
+            registers = self._client.append(self.journal, (), check=_at_epoch(self.epoch)).registers
+        except RegisterMismatchError as error:
+            raise self._fenced(error.registers) from None
+        if _epoch(registers) is None:
+            raise self._lost()
+
     def renewed(self, claim_record: bytes) -> Ownership:
         """A new claim in place of this one; whatever was in doubt has landed before it, or never will."""
         epoch = self.epoch + 1
@@ -85,33 +109,43 @@ class Ownership:
         try:
             landed = self._client.append(self.journal, content, check=_at_epoch(self.epoch), union=union)
         except RegisterMismatchError as error:
-            raise FencedError(
-                f"journal {self.journal} was claimed by another owner "
-                f"(epoch {_epoch(error.registers)}, ours is {self.epoch})"
-            ) from None
+            raise self._fenced(error.registers) from None
         except JournalError:
             raise  # the broker's own word that nothing landed
         except BaseException as error:
             self._doubt = error
             raise
         if _epoch(landed.registers) is None:
-            self._doubt = FencedError(
-                f"journal {self.journal} has lost its registers, so nobody can own it",
-                hint="make sure that no other owner is running, then reset its head",
-            )
+            self._doubt = self._lost()
             raise self._doubt
         return landed
 
+    def _fenced(self, registers: LabelSet) -> FencedError:
+        return FencedError(
+            f"journal {self.journal} was claimed by another owner "
+            f"(epoch {_epoch(registers)}, ours is {self.epoch})"
+        )
+
+    def _lost(self) -> FencedError:
+        return FencedError(
+            f"journal {self.journal} has lost its registers, so nobody can own it",
+            hint="make sure that no other owner is running, then reset its head",
+        )
+
 
 def _epoch(registers: LabelSet) -> int | None:
+    return _number(registers, EPOCH)
+
+
+def _number(registers: LabelSet, name: str) -> int | None:
     for label in registers.labels:
-        if label.name == EPOCH:
+        if label.name == name:
             return int(label.value)
     return None
 
 
-def _register(epoch: int) -> LabelSet:
-    return labels.label_set({EPOCH: str(epoch)})
+def _register(epoch: int, under: int | None = None) -> LabelSet:
+    return labels.label_set({EPOCH: str(epoch), **({UNDER: str(under)} if under is not None else {})})
 
 
 def _at_epoch(epoch: int) -> LabelSelector:

@@ -1,10 +1,10 @@
 """What a walk over the commit log learns, and where it may be picked up again.
 
-`LogState` is a fold over records: the next message offset, and for each namespace its last message, mode and
-source position. Owner and reader of a log both need it at their start, and a log may be long, so its owner
-keeps two caches in a directory of its own: sparse index entries (message offset, byte), and a snapshot of the
-fold. Both are derived, hence never synced: each is checked against the log before it is believed, and made
-anew if it is missing or wrong.
+`LogState` is a fold over records: the next message offset, and for each namespace its last message, mode, source
+position, schema, and the backfill that it waits for. Owner and reader of a log both need it at their start, and a
+log may be long, so its owner keeps two caches in a directory of its own: sparse index entries (message offset,
+byte), and a snapshot of the fold. Both are derived, hence never synced: each is checked against the log before it is
+believed, and made anew if it is missing or wrong.
 
     JOURNAL.idx     entries of 16 bytes: message offset i64 | byte i64, ascending
     JOURNAL.state   JSON: the fold up to a byte
@@ -16,6 +16,7 @@ import contextlib
 import logging
 import os
 import struct
+import threading
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,8 +25,10 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.base.errors import CorruptError
+from penstock.log import record as rec
 from penstock.log.message import ByteOffset, Message, MessageOffset, Mode, Position, Resume
 from penstock.log.record import Record
+from penstock.log.schema import Schema
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +54,51 @@ class NamespaceState(msgspec.Struct):
     offset: int = -1
     mode: int = 0
     position: Position | None = None
+    schema: Schema | None = None
+    backfill: bool = False
+    """It is to be copied anew, and that is not complete yet."""
+    where: str | None = None
+    """Of a backfill: which rows; None for all."""
+    before: Position | None = None
+    """Of a backfill of some rows: the position to go on from once it is done."""
+
+    def wanted(self, where: str | None) -> dict[str, object]:
+        """The header of the control record that asks for a backfill of this namespace."""
+        position = self.before if self.backfill else self.position
+        return {
+            "position": None,
+            "backfill": {"where": where, "before": position if where is not None else None},
+        }
+
+    def filled(self) -> None:
+        """Its copy is complete."""
+        self.backfill, self.where, self.before = False, None, None
+
+    def tell(self) -> dict[str, object]:
+        """All of this but the message, as the header of a control record."""
+        extra: dict[str, object] = {"position": self.position}
+        if self.schema is not None:
+            extra["schema"] = msgspec.to_builtins(self.schema)
+        if self.backfill:
+            extra["backfill"] = {"where": self.where, "before": self.before}
+        return extra
+
+    def hear(self, extra: Mapping[str, object]) -> None:
+        """Take what a record's header says."""
+        if "position" in extra:
+            self.position = _position(extra["position"])
+        if "schema" in extra:
+            self.schema = msgspec.convert(extra["schema"], Schema)
+        if "backfill" in extra:
+            wanted = msgspec.convert(extra["backfill"], dict[str, object])
+            self.backfill, self.where = True, msgspec.convert(wanted.get("where"), str | None)
+            self.before = _position(wanted.get("before"))
+
+
+def _position(value: object) -> Position | None:
+    if value is not None and not isinstance(value, dict):
+        raise msgspec.ValidationError("a position that is not an object")
+    return value
 
 
 class LogState(msgspec.Struct):
@@ -75,16 +123,43 @@ class LogState(msgspec.Struct):
             if self.oldest < 0:
                 self.oldest = record.offset
             self.next = record.offset + 1
-        if not record.ns:
+        self.take(record, journal, byte)
+
+    def take(self, record: Record, journal: str, byte: int) -> None:
+        """What a record says about its namespace."""
+        if record.control and not record.ns:
             return
-        known = self.namespaces.get(record.ns)
-        if known is None:
-            known = self.namespaces[record.ns] = NamespaceState()
+        known = self._namespace(record.ns)
         known.mode = int(record.mode)
         if not record.control:
             known.offset = record.offset
-        if record.extra is not None and isinstance(record.extra.get("position"), dict):
-            known.position = record.extra["position"]  # type: ignore[assignment]
+        if record.extra is not None:
+            try:
+                known.hear(record.extra)
+            except msgspec.ValidationError as error:
+                raise CorruptError(
+                    f"a header that does not read: {error}", where=journal, position=byte
+                ) from None
+        if record.mode is Mode.COMPLETE:
+            known.filled()
+
+    def skim(self, buffer: bytes, journal: str, base: int) -> tuple[rec.Skimmed, int]:
+        """Take all whole records of a buffer that begins at byte `base`, decoding only those that matter.
+
+        Returns what was seen, and how many bytes they are.
+        """
+        seen, consumed = rec.skim(buffer, journal, base)
+        in_order = seen.last - seen.first + 1 == seen.messages
+        if seen.messages and not (in_order and (self.oldest < 0 or seen.first == self.next)):
+            for start, record in rec.decode_all(buffer, journal, base):
+                self.apply(record, journal, base + start)
+        for start in sorted({*seen.latest, *seen.telling}):
+            self.take(rec.decode(buffer, start, journal, base), journal, base + start)
+        if seen.messages:
+            self.oldest = self.oldest if self.oldest >= 0 else seen.first
+            self.next = seen.last + 1
+        self.byte = base + consumed
+        return seen, consumed
 
     def advance(
         self, messages: Sequence[Message], last: Mapping[str, int], positions: Mapping[str, Position]
@@ -93,19 +168,50 @@ class LogState(msgspec.Struct):
         if messages and self.oldest < 0:
             self.oldest = self.next
         for ns, i in last.items():
-            known = self.namespaces.setdefault(ns, NamespaceState())
+            known = self._namespace(ns)
             known.offset = self.next + i
             known.mode = int(messages[i].mode)
             known.position = positions.get(ns, known.position)
+            if messages[i].mode is Mode.COMPLETE:
+                known.filled()
         self.next += len(messages)
 
-    def resume(self) -> dict[str, Resume]:
-        """For each namespace that a source has told a position for, what it gets back."""
+    def resumable(self) -> dict[str, NamespaceState]:
+        """The namespaces of which a source has something to hear: where it stands, or which rows a backfill wants."""
         return {
-            ns: Resume(Mode(state.mode), state.position, MessageOffset(state.offset))
-            for ns, state in self.namespaces.items()
-            if state.position is not None
+            ns: known
+            for ns, known in self.namespaces.items()
+            if known.position is not None or known.where is not None
         }
+
+    def resume(self, messages: Mapping[int, Record]) -> dict[str, Resume]:
+        """What a source gets back of each namespace; `messages` are those of the log by their offset.
+
+        A backfill that has not begun has no position yet: then it is empty.
+        """
+        return {
+            ns: Resume(
+                Mode(known.mode),
+                known.position if known.position is not None else {},
+                MessageOffset(known.offset),
+                _message(messages.get(known.offset)),
+                known.where,
+                known.before,
+            )
+            for ns, known in self.resumable().items()
+        }
+
+    def _namespace(self, ns: str) -> NamespaceState:
+        known = self.namespaces.get(ns)
+        if known is None:
+            known = self.namespaces[ns] = NamespaceState()
+        return known
+
+
+def _message(record: Record | None) -> Message | None:
+    if record is None:
+        return None
+    return Message(record.ns, record.data, record.op, record.ts, record.mode, record.key)
 
 
 class LogCache:
@@ -115,6 +221,9 @@ class LogCache:
         name = journal.replace("/", "%")
         self._index = directory / f"{name}.idx"
         self._state = directory / f"{name}.state"
+        self._writing = threading.Lock()
+        self.saved_bytes = 0
+        """The size of the last snapshot that this process has taken."""
 
     def entries(self) -> list[LogPoint]:
         """The index, as far as it is whole and ascending."""
@@ -153,6 +262,14 @@ class LogCache:
         except OSError as error:
             log.warning("%s: cannot be written: %s", self._state, error)
 
+    def forget_below(self, byte: int) -> None:
+        """Drop the entries of what is no longer in the log."""
+        with self._writing, contextlib.suppress(OSError):
+            kept = [point for point in self.entries() if point.byte >= byte]
+            aside = self._index.with_suffix(".partial-idx")
+            aside.write_bytes(b"".join(_ENTRY.pack(*point) for point in kept))
+            aside.rename(self._index)
+
     def cut(self) -> None:
         """Drop what a crash left behind the last entry that reads, so that those to come can be read."""
         with contextlib.suppress(FileNotFoundError):
@@ -160,13 +277,13 @@ class LogCache:
 
     def _write_index(self, points: list[LogPoint]) -> None:
         self._index.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._index.open("ab") as file:
+        with self._writing, self._index.open("ab") as file:
             file.write(b"".join(_ENTRY.pack(*point) for point in points))
 
     def _write_state(self, state: LogState) -> None:
         self._state.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         aside = self._state.with_suffix(".partial")
-        aside.write_bytes(msgspec.json.encode(state))
+        self.saved_bytes = aside.write_bytes(msgspec.json.encode(state))
         aside.rename(self._state)
 
     def discard(self) -> None:

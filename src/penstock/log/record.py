@@ -21,7 +21,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -32,6 +32,8 @@ from penstock.log.message import MAX_MESSAGE_BYTES, Message, Mode, Op
 PREFIX = struct.Struct(">QIQB")
 LENGTH = struct.Struct(">I")
 HEADER = struct.Struct(">Ii")
+_LOOK = struct.Struct(">QIQBI")
+_OFFSET = struct.Struct(">Q")
 OVERHEAD = PREFIX.size + 2 * LENGTH.size
 MAX_SIZE = MAX_MESSAGE_BYTES + (1 << 20)
 """Of a record's `size`: the largest message, and room for its namespace, key and position."""
@@ -163,6 +165,68 @@ def boundaries(buffer: Buffer, where: str, base: int = 0) -> tuple[list[int], in
         append(position)
         position = after
     return starts, position
+
+
+class Skimmed(NamedTuple):
+    """What a buffer of records says, as far as a fold over them needs it, without decoding each."""
+
+    latest: list[int]
+    """Where the last message of each namespace begins."""
+    telling: list[int]
+    """Where records begin that tell more than a message: control records, and those with a rest in the header."""
+    first: int
+    """The offset of the first message; -1 if there is none."""
+    messages: int
+    """How many there are."""
+    last: int
+
+
+def skim(buffer: Buffer, where: str, base: int = 0) -> tuple[Skimmed, int]:
+    """Look over the whole records of `buffer`; also where the last of them ends."""
+    starts, end = boundaries(buffer, where, base)
+    latest: dict[bytes, int] = {}
+    telling: list[int] = []
+    first = last = -1
+    count = 0
+    unpack, unpack_header = _LOOK.unpack_from, HEADER.unpack_from
+    for start in starts:
+        offset, size, _, attributes, ns_length = unpack(buffer, start)
+        if attributes & (CONTROL | NEWER):
+            telling.append(start)
+            continue
+        data_at = start + 29 + ns_length
+        if 8 + ns_length > size:
+            raise CorruptRecordError("a key longer than its record", where=where, position=base + start)
+        latest[bytes(buffer[start + 25 : data_at - 4])] = start
+        if attributes & WITH_HEADER:
+            if size < 16 + ns_length:
+                raise CorruptRecordError("a damaged header", where=where, position=base + start)
+            length, key_length = unpack_header(buffer, data_at)
+            if length != 4 + max(key_length, 0):
+                telling.append(start)
+        if not count:
+            first = offset
+        last = offset
+        count += 1
+    return Skimmed(list(latest.values()), telling, first, count, last), end
+
+
+def offset_at(buffer: Buffer, position: int) -> int:
+    """The message offset of the record at `position`; -1 for a control record."""
+    (offset,) = _OFFSET.unpack_from(buffer, position)
+    return -1 if offset == NO_OFFSET else cast("int", offset)
+
+
+def ns_at(buffer: Buffer, position: int) -> bytes:
+    """The namespace of the record at `position`, encoded."""
+    (length,) = LENGTH.unpack_from(buffer, position + PREFIX.size)
+    return bytes(buffer[position + 25 : position + 25 + length])
+
+
+def length_at(buffer: Buffer, position: int) -> int:
+    """How many bytes the record at `position` takes."""
+    (size,) = LENGTH.unpack_from(buffer, position + 8)
+    return PREFIX.size + cast("int", size)
 
 
 def decode(buffer: Buffer, position: int, where: str, base: int = 0) -> Record:

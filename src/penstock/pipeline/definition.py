@@ -11,66 +11,38 @@ that is kept in a variable can feed any number of sinks, and none of them sees w
 Names are how a sink finds its position again after a restart, so each node has one and no two are equal.
 What is built here are frozen records; nothing connects and nothing runs.
 
-`load_pipeline` reads a pipeline file. The file is a program of its own: it may import modules that lie
-beside it, and what goes wrong in it is told with its file and line.
+A pipeline can also be read from a file, Python or YAML: `load_pipeline`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import inspect
-import linecache
 import re
-import sys
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Unpack, cast
 
 from penstock.adaptors.base import Adaptor
-from penstock.base.errors import PenstockError, UsageError, did_you_mean
-from penstock.base.settings import load, setting
+from penstock.base.errors import UsageError
+from penstock.base.settings import load
 from penstock.functions.base import Function
+from penstock.functions.sql import SqlFunction
 from penstock.pipeline.namespace import Namespace
+from penstock.pipeline.policy import MaxLag, Policy
+from penstock.pipeline.saving import MaxLagWords, RetryWords, max_lag_of, policy_of
+from penstock.pipeline.settings import PipelineArguments, PipelineSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-MIB = 1024 * 1024
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+STOP = Policy()
+"""What a sink does with a refused message if nothing else is said."""
 
 DataFrameFunction = Callable[["DataFrame"], "DataFrame"]
 """A transformation of a whole batch: a Spark DataFrame in, one out."""
-
-
-class PipelineArguments(TypedDict, total=False):
-    """The settings of a pipeline as keyword arguments; see `PipelineSettings`."""
-
-    segment_bytes: int
-    batch_bytes: int
-    batch_messages: int
-    partitions: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineSettings:
-    """What holds for the whole pipeline."""
-
-    segment_bytes: int = cast(int, setting("size at which a segment of the log is closed", default=64 * MIB))
-    batch_bytes: int = cast(int, setting("most bytes of the log in one batch of a sink", default=64 * MIB))
-    batch_messages: int = cast(int, setting("most messages in one batch of a sink", default=500_000))
-    partitions: int | None = cast(
-        "int | None", setting("partitions of a large batch; one a core if not given", default=None)
-    )
-
-    def __post_init__(self) -> None:
-        for name in ("segment_bytes", "batch_bytes", "batch_messages", "partitions"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"setting '{name}': expected a number above 0, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +59,15 @@ class TransformNode:
     """One step on the way to a sink, for messages whose current namespace matches `ns`."""
 
     name: str
-    function: Function | DataFrameFunction
+    function: Function | SqlFunction | DataFrameFunction
     ns: Namespace
 
     @property
     def label(self) -> str:
         """What kind of step it is, as shown to a person."""
-        return self.function.name if isinstance(self.function, Function) else "DataFrame function"
+        if isinstance(self.function, (Function, SqlFunction)):
+            return self.function.name
+        return "DataFrame function"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +78,8 @@ class SinkNode:
     adaptor: Adaptor
     ns: Namespace
     steps: tuple[TransformNode, ...] = ()
+    on_error: Policy = STOP
+    max_lag: MaxLag | None = None
 
 
 class Pipeline:
@@ -184,7 +160,9 @@ class Node:
         self.pipeline = pipeline
         self._steps = steps
 
-    def transform(self, name: str, function: Function | DataFrameFunction, ns: str = ".*") -> Node:
+    def transform(
+        self, name: str, function: Function | SqlFunction | DataFrameFunction, ns: str = ".*"
+    ) -> Node:
         """A new node behind this one, at which `function` was applied to the messages that match `ns`.
 
         `function` is one of `penstock.functions`, or any callable that takes a Spark DataFrame and gives
@@ -197,10 +175,20 @@ class Node:
         self.pipeline._transforms.append(step)
         return Node(self.pipeline, (*self._steps, step))
 
-    def save(self, name: str, adaptor: Adaptor, ns: str = ".*") -> None:
+    def save(
+        self,
+        name: str,
+        adaptor: Adaptor,
+        ns: str = ".*",
+        *,
+        on_error: str | Policy | RetryWords = "stop",
+        max_lag: int | str | MaxLagWords | MaxLag | None = None,
+    ) -> None:
         """Send the messages that match `ns` from here to a sink.
 
-        `ns` is tested on the namespace as the log has it, before any transformation.
+        `ns` is tested on the namespace as the log has it, before any transformation. `on_error` says what
+        becomes of a message that a function or the sink refuses: "stop", "dead-letter" or `retry(...)`.
+        `max_lag` says how far the sink may fall behind: "10GB", or {"bytes": ..., "age": ..., "then": ...}.
         """
         _checked_name("a sink", name)
         _checked_adaptor(f"sink '{name}'", adaptor)
@@ -208,7 +196,14 @@ class Node:
             raise UsageError(
                 f"sink '{name}': adaptor '{adaptor.name}' cannot be written", hint="see `penstock about`"
             )
-        sink = SinkNode(name, adaptor, _pattern(f"sink '{name}'", ns), self._steps)
+        sink = SinkNode(
+            name,
+            adaptor,
+            _pattern(f"sink '{name}'", ns),
+            self._steps,
+            policy_of(f"sink '{name}'", on_error),
+            max_lag_of(f"sink '{name}'", max_lag),
+        )
         self.pipeline._claim("sink", name)
         self.pipeline._sinks.append(sink)
 
@@ -237,7 +232,7 @@ def _checked_adaptor(where: str, adaptor: object) -> None:
 
 
 def _checked_function(where: str, function: object) -> None:
-    if isinstance(function, Function):
+    if isinstance(function, (Function, SqlFunction)):
         return
     hint = 'give a function with its settings, f.pick(fields=["id"]), or a callable, lambda df: df.where(...)'
     if not callable(function):
@@ -270,7 +265,7 @@ def _kind(value: object) -> str:
     """What a person would call this value."""
     if isinstance(value, Adaptor):
         return f"the adaptor '{value.name}'"
-    if isinstance(value, Function):
+    if isinstance(value, (Function, SqlFunction)):
         return f"the function '{value.name}'"
     if isinstance(value, type):
         return f"the class '{value.__name__}'"
@@ -281,112 +276,14 @@ def _kind(value: object) -> str:
     )
 
 
-def load_pipeline(path: Path, name: str | None = None) -> Pipeline:
-    """Run a pipeline file and give back the pipeline in it: the only one, or the one called `name`."""
-    code = _compile(path)
-    module = _fresh_module(path)
-    directory = str(path.resolve().parent)
-    if directory in sys.path:
-        sys.path.remove(directory)
-    sys.path.insert(0, directory)
-    try:
-        exec(code, module.__dict__)
-    except (Exception, SystemExit) as error:
-        raise _in_the_file(path, error) from error
-    pipeline = _chosen(path, _pipelines_of(module), name)
-    pipeline.check()
-    pipeline.modules = _modules_beside(path, module)
-    return pipeline
+def load_pipeline(
+    path: Path,
+    name: str | None = None,
+    *,
+    settings: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] | None = None,
+) -> Pipeline:
+    """The pipeline that a file defines: the only one, or the one called `name`; see `penstock.pipeline.loading`."""
+    from penstock.pipeline import loading  # which needs what is defined here
 
-
-def _compile(path: Path) -> CodeType:
-    try:
-        text = importlib.util.decode_source(path.read_bytes())
-        return compile(text, str(path), "exec", dont_inherit=True)
-    except FileNotFoundError:
-        raise UsageError(
-            f"there is no pipeline file {path}",
-            hint="make one with `penstock init SOURCE SINK`; see `penstock about`",
-        ) from None
-    except OSError as error:
-        raise UsageError(f"cannot read the pipeline file {path}: {error.strerror}") from None
-    except SyntaxError as error:
-        line = f"\n    {error.text.strip()}" if error.text else ""
-        raise UsageError(f"{path}, line {error.lineno or 1}: {error.msg}{line}") from None
-    except ValueError as error:
-        raise UsageError(f"{path} is not Python text: {error}") from None
-
-
-def _fresh_module(path: Path) -> ModuleType:
-    """An empty module for the file, known to Python so that classes in it find their own module.
-
-    The name is one that no worker process can import by accident; see `Pipeline.modules`.
-    """
-    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
-    module = ModuleType(f"penstock_pipeline_{digest}")
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module
-    linecache.checkcache(str(path))
-    return module
-
-
-def _pipelines_of(module: ModuleType) -> list[Pipeline]:
-    """Every pipeline that a variable of the file leads to, once, in the file's order."""
-    found: dict[int, Pipeline] = {}
-    for value in vars(module).values():
-        if isinstance(value, Node):
-            value = value.pipeline
-        if isinstance(value, Pipeline):
-            found[id(value)] = value
-    return list(found.values())
-
-
-def _chosen(path: Path, pipelines: list[Pipeline], name: str | None) -> Pipeline:
-    if not pipelines:
-        raise UsageError(f"{path} defines no pipeline", hint='start with: shop = Pipeline("shop")')
-    names = [pipeline.name for pipeline in pipelines]
-    for given in names:
-        if names.count(given) > 1:
-            raise UsageError(f"{path} defines two pipelines named '{given}'", hint="give each its own name")
-    if name is None and len(pipelines) > 1:
-        raise UsageError(
-            f"{path} defines {len(pipelines)} pipelines: {', '.join(names)}",
-            hint=f"say which one: {path}:{names[0]}",
-        )
-    for pipeline in pipelines:
-        if name is None or pipeline.name == name:
-            return pipeline
-    raise UsageError(f"{path} has no pipeline '{name}'{did_you_mean(name or '', names)}")
-
-
-def _modules_beside(path: Path, module: ModuleType) -> tuple[str, ...]:
-    """The file's own module, and those it imported from its directory."""
-    directory = path.resolve().parent
-    beside = [module.__name__]
-    for name, other in list(sys.modules.items()):
-        file = Path(getattr(other, "__file__", None) or "")
-        home = file.parent.parent if file.name == "__init__.py" else file.parent
-        own = name in (module.__name__, "__main__", "penstock")
-        if file.name and "." not in name and not own and home.resolve() == directory:
-            beside.append(name)
-    return tuple(beside)
-
-
-def _in_the_file(path: Path, error: BaseException) -> UsageError:
-    """What went wrong, and where in the file or in a module beside it: the innermost line a person wrote."""
-    place, line = str(path), None
-    for frame in traceback.extract_tb(error.__traceback__):
-        beside = Path(frame.filename).resolve().parent == path.resolve().parent
-        if beside and not frame.filename.startswith("<"):  # as Python calls code that has no file
-            place, line = f"{frame.filename}, line {frame.lineno}", frame.line
-    if isinstance(error, SyntaxError):
-        place, line = f"{error.filename}, line {error.lineno}", (error.text or "").strip()
-    shown = f"\n    {line}" if line else ""
-    if isinstance(error, PenstockError):
-        return UsageError(f"{place}: {error.message}{shown}", hint=error.hint)
-    if isinstance(error, SystemExit):
-        return UsageError(f"{place}: the file ended itself with exit({error.code}){shown}")
-    hint = None
-    if isinstance(error, TypeError) and "missing 1 required positional argument" in str(error):
-        hint = 'a node\'s name comes first, as in node.save("audit", a.file(uri="file://audit.jsonl"))'
-    return UsageError(f"{place}: {type(error).__name__}: {error}{shown}", hint=hint)
+    return loading.load_pipeline(path, name, settings=settings, secrets=secrets)

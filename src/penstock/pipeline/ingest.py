@@ -3,30 +3,63 @@
 The source runs ahead of the log by one batch at most: while one is being made durable, the next is read. What
 the source hears back at the next start is in the log with the messages it covers, so a crash between the two
 threads costs nothing but the work.
+
+While the log is at its limit, or the pipeline is strict and a sink still lacks something, the source waits: it is
+not asked for more. A source that is away is read again from where the log stands, later each time, without end. So
+it is when the broker is elsewhere and away: the log is then claimed anew, and its end found, before anything else.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from penstock.adaptors.base import Batch, Source
+from penstock.base.errors import AwayError, PenstockError
+from penstock.journal.client import BrokerGoneError, TimedOutError
 from penstock.log.commitlog import CommitLog
+from penstock.log.ownership import InDoubtError
 from penstock.log.positions import LogPoint
+from penstock.pipeline.errortext import first_line
 from penstock.pipeline.namespace import Namespace
+
+log = logging.getLogger(__name__)
+
+_DELAYS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_LOOK_AGAIN = 0.2
 
 
 class Ingest:
     """One source being read. `error` is set if it ended badly, `done` once it has ended."""
 
-    def __init__(self, source: Source, namespace: Namespace, log: CommitLog) -> None:
+    def __init__(
+        self,
+        source: Source,
+        namespace: Namespace,
+        log: CommitLog,
+        hindrance: Callable[[], str | None],
+        *,
+        patient: bool = False,
+    ) -> None:
+        """`hindrance` tells why nothing may be read now; None if nothing is in the way.
+
+        `patient` waits for a broker that does not answer.
+        """
+        self._patient = patient
+        self._doubtful = False
         self._source = source
         self._namespace = namespace
         self._log = log
+        self._hindrance = hindrance
         self._stop = threading.Event()
         self._begin = log.point.offset
         self._end = log.point
+        self.paused: str | None = None
+        """Why nothing is read at the moment."""
+        self.away: AwayError | None = None
         self.error: BaseException | None = None
         self.done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ingest", daemon=True)
@@ -41,36 +74,90 @@ class Ingest:
         """Messages logged since the start."""
         return self._end.offset - self._begin
 
+    @property
+    def state(self) -> str:
+        if self.error is not None:
+            return "stopped"
+        if self.done.is_set():
+            return "done"
+        if self.away is not None:
+            return "away"
+        return "running" if self.paused is None else "paused"
+
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, patience: float) -> None:
         """Ask the source to end, and wait for what it has handed over to be durable."""
         self._stop.set()
-        self._thread.join(patience)
+        if self._thread.ident is not None:
+            self._thread.join(patience)
+
+    def give_up(self, reason: str) -> None:
+        """End a reading that could go on only if somebody did something first."""
+        self.error = PenstockError(
+            f"the source was not read to its end: {reason}",
+            hint="have that sink go on, or forget it with `penstock offset delete`, and run again",
+        )
+        self._stop.set()
 
     def _run(self) -> None:
-        try:
-            self._read()
-        except BaseException as error:  # noqa: BLE001 - handed to the runner, which reports it
-            self.error = error
-        finally:
+        failures = 0
+        while True:
+            before = self._end
+            try:
+                self._read()
+            except AwayError as error:
+                failures = 1 if self._end != before else failures + 1
+                if self._wait_for_it(error, failures):
+                    continue
+            except (BrokerGoneError, TimedOutError, InDoubtError) as error:
+                failures = 1 if self._end != before else failures + 1
+                self._doubtful = True
+                if self._patient and self._wait_for_it(AwayError(error.message), failures):
+                    continue
+                self.error = self.error or error
+            except BaseException as error:  # noqa: BLE001 - handed to the runner, which reports it
+                self.error = error
             self.done.set()
+            return
+
+    def _wait_for_it(self, error: AwayError, failures: int) -> bool:
+        """Wait for a source that does not answer; False if the run ends meanwhile."""
+        delay = _DELAYS[min(failures, len(_DELAYS)) - 1]
+        log.warning("reading waits, tried again in %.1f s: %s", delay, first_line(error))
+        self.away = error
+        return not self._stop.wait(delay)
 
     def _read(self) -> None:
+        if self._doubtful:
+            self._end = self._log.renew(time.time_ns() // 1000)
+            self._doubtful = False
         pending: Future[None] | None = None
         with ThreadPoolExecutor(1, thread_name_prefix="append") as appender:
             try:
+                if not self._may_read():
+                    return
                 for batch in self._source.read(self._namespace.matches, self._log.resume(), self._stop):
+                    self.away = None
                     if pending is not None:
                         pending.result()
                     pending = appender.submit(self._append, batch)
-                    if self._stop.is_set():
+                    if self._stop.is_set() or not self._may_read():
                         break
             finally:  # what a source gave before it failed counts
                 if pending is not None:
                     pending.result()
 
+    def _may_read(self) -> bool:
+        """Wait until nothing is in the way of reading; False if the run ends meanwhile."""
+        self.paused = self._hindrance()
+        while self.paused is not None:
+            if self._stop.wait(_LOOK_AGAIN):
+                return False
+            self.paused = self._hindrance()
+        return True
+
     def _append(self, batch: Batch) -> None:
         now = time.time_ns() // 1000
-        self._end = self._log.append(batch.messages, batch.positions, batch.completed, now)
+        self._end = self._log.append(batch.messages, batch.positions, batch.completed, now, batch.schemas)

@@ -2,84 +2,30 @@
 
 A pure function of the pipeline and of the namespaces that its source has now: which of them each sink gets,
 through which steps, in what order, and with what guarantee; and what in it a person may not have meant.
-Settings are shown as they were given, secrets and passwords masked.
+Settings are shown as they were given, secrets and passwords masked. What may not have been meant is found by
+`penstock.pipeline.remarks`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass, replace
 
-from penstock.adaptors.base import Adaptor, Guarantee
+from penstock.base.secrets import MASK, mask
 from penstock.base.settings import settings_of
+from penstock.base.units import Unit, duration_text, size_text
 from penstock.functions.base import Function
+from penstock.functions.kinds import NamespaceFunction, TextFunction
+from penstock.functions.sql import SqlFunction
 from penstock.pipeline.definition import Pipeline, SinkNode, TransformNode
+from penstock.pipeline.planned import Plan, PlannedSink, PlannedSource, PlannedStep, Remark
+from penstock.pipeline.remarks import remarks
+from penstock.pipeline.saving import max_lag_text, policy_text
 
-MASK = "***"
+__all__ = ["Plan", "PlannedSink", "PlannedSource", "PlannedStep", "Remark", "make_plan", "shown_settings"]
 
-_PASSWORD = re.compile(r"(://[^:/?#@\s]*):[^\s]*@")
-_PARAMETER = re.compile(
-    r"([?&;](?:password|passwd|pwd|secret|token|api_?key|access_?key)=)[^&;\s]*", re.IGNORECASE
-)
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """One transformation on the way to a sink."""
-
-    name: str
-    function: str
-    ns: str
-    settings: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedSource:
-    """The source; `namespaces` are those it will read, None if nobody could ask it."""
-
-    name: str
-    adaptor: str
-    ns: str
-    settings: Mapping[str, str]
-    namespaces: tuple[str, ...] | None
-    left_out: tuple[str, ...] = ()
-    """Namespaces that are there and will not be read."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedSink:
-    """A sink; `namespaces` are those it will get, None if they are not known."""
-
-    name: str
-    adaptor: str
-    ns: str
-    settings: Mapping[str, str]
-    namespaces: tuple[str, ...] | None
-    steps: tuple[PlannedStep, ...]
-    order: str
-    guarantee: str
-
-
-@dataclass(frozen=True, slots=True)
-class Remark:
-    """Something about a node that a person may not have meant, and what to do about it."""
-
-    node: str
-    text: str
-    hint: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What the pipeline would do. `problem` says why the namespaces are not known, if they are not."""
-
-    pipeline: str
-    source: PlannedSource
-    sinks: tuple[PlannedSink, ...]
-    warnings: tuple[Remark, ...]
-    problem: str | None = None
+_KEEP_NAMES = ("opfilter", "pretty")
+"""Functions of whole messages that leave the namespace alone."""
 
 
 def make_plan(pipeline: Pipeline, namespaces: Sequence[str] | None, problem: str | None = None) -> Plan:
@@ -98,120 +44,69 @@ def make_plan(pipeline: Pipeline, namespaces: Sequence[str] | None, problem: str
         left_out=tuple(ns for ns in here or () if not source.ns.matches(ns)),
     )
     sinks = tuple(_planned_sink(sink, read) for sink in pipeline.sink_nodes)
-    warnings = (
-        *_about_the_source(pipeline, here),
-        *_about_the_sinks(pipeline, sinks),
-        *_about_the_tree(pipeline),
+    plan = Plan(
+        pipeline.name,
+        planned,
+        sinks,
+        (),
+        None if problem is None else mask(problem),
+        shown_settings(pipeline.settings),
     )
-    return Plan(pipeline.name, planned, sinks, warnings, problem)
+    return replace(plan, warnings=tuple(remarks(pipeline, plan, here)))
 
 
-def shown_settings(thing: Adaptor | Function) -> dict[str, str]:
+def shown_settings(thing: object) -> dict[str, str]:
     """The settings that differ from their defaults, as text for a person: nothing secret in it."""
-    if not dataclasses.is_dataclass(thing):
+    if not is_dataclass(thing):
         return {}
     shown = {}
     for setting in settings_of(type(thing)):
         value: object = getattr(thing, setting.name)
         if value != setting.default or setting.required:
-            shown[setting.name] = MASK if setting.secret else _masked(value)
+            shown[setting.name] = MASK if setting.secret else mask(_shown(value, setting.unit))
     return shown
 
 
-def _masked(value: object) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    return _PARAMETER.sub(rf"\1{MASK}", _PASSWORD.sub(rf"\1:{MASK}@", text))
+def _shown(value: object, unit: Unit | None) -> str:
+    if unit is not None and isinstance(value, (int, float)):
+        return size_text(int(value)) if unit is Unit.BYTES else duration_text(value)
+    if callable(value):
+        return str(getattr(value, "__qualname__", type(value).__name__))
+    return value if isinstance(value, str) else repr(value)
 
 
 def _planned_sink(node: SinkNode, read: tuple[str, ...] | None) -> PlannedSink:
     sink = node.adaptor.sink()
+    got = None if read is None else tuple(ns for ns in read if node.ns.matches(ns))
     return PlannedSink(
         name=node.name,
         adaptor=node.adaptor.name,
         ns=str(node.ns),
         settings=shown_settings(node.adaptor),
-        namespaces=None if read is None else tuple(ns for ns in read if node.ns.matches(ns)),
-        steps=tuple(_planned_step(step) for step in node.steps),
+        namespaces=got,
+        steps=tuple(_planned_steps(node.steps, got)),
         order=sink.order.value,
         guarantee=sink.guarantee.value,
+        on_error=policy_text(node.on_error),
+        max_lag=None if node.max_lag is None else max_lag_text(node.max_lag),
     )
 
 
-def _planned_step(step: TransformNode) -> PlannedStep:
-    settings = shown_settings(step.function) if isinstance(step.function, Function) else {}
-    return PlannedStep(step.name, step.label, str(step.ns), settings)
+def _planned_steps(steps: Sequence[TransformNode], names: tuple[str, ...] | None) -> Iterator[PlannedStep]:
+    """Each step with the names that it is applied to, among those that the steps before it leave."""
+    for step in steps:
+        matched = None if names is None else tuple(ns for ns in names if step.ns.matches(ns))
+        known = isinstance(step.function, (Function, SqlFunction))
+        settings = shown_settings(step.function) if known else {}
+        yield PlannedStep(step.name, step.label, str(step.ns), settings, matched)
+        names = _names_behind(step, names)
 
 
-def _about_the_source(pipeline: Pipeline, here: Sequence[str] | None) -> Iterator[Remark]:
-    source = pipeline.source_node
-    if here is None:
-        return
-    if not here:
-        yield Remark(source.name, "the source has no namespaces yet")
-    elif not any(source.ns.matches(ns) for ns in here):
-        yield Remark(
-            source.name, f"'{source.ns}' matches none of its namespaces", f"there are: {_some(here)}"
-        )
-    yield from _more_than_it_seems(source.name, source.ns.surprises(here), str(source.ns))
-
-
-def _about_the_sinks(pipeline: Pipeline, planned: Sequence[PlannedSink]) -> Iterator[Remark]:
-    for node, sink in zip(pipeline.sink_nodes, planned, strict=True):
-        if sink.guarantee == Guarantee.AT_LEAST_ONCE.value:
-            yield Remark(sink.name, f"after a crash '{sink.adaptor}' may get messages again (at least once)")
-        if sink.namespaces is None:
-            continue
-        if not sink.namespaces and not node.ns.everything:
-            yield Remark(
-                sink.name,
-                f"'{sink.ns}' matches no namespace that is read",
-                "a sink's pattern is tested on the name in the log, before any transformation",
-            )
-        yield from _more_than_it_seems(sink.name, node.ns.surprises(sink.namespaces), sink.ns)
-        yield from _idle_steps(node, sink.namespaces)
-
-
-def _idle_steps(node: SinkNode, namespaces: Sequence[str]) -> Iterator[Remark]:
-    """Steps that no message will match; unknowable behind a step that may change namespaces."""
-    for step in node.steps:
-        if namespaces and not any(step.ns.matches(ns) for ns in namespaces):
-            yield Remark(step.name, f"'{step.ns}' matches nothing on the way to '{node.name}'")
-        if step.label not in ("omit", "pick", "rename", "skip"):
-            return
-
-
-def _about_the_tree(pipeline: Pipeline) -> Iterator[Remark]:
-    used = {step.name for sink in pipeline.sink_nodes for step in sink.steps}
-    for step in pipeline.transform_nodes:
-        if step.name not in used:
-            yield Remark(
-                step.name, "leads to no sink, so it will not run", "add .save(...) behind it, or remove it"
-            )
-    source = pipeline.source_node
-    for place, sink in enumerate(pipeline.sink_nodes):
-        if _same_target(sink.adaptor, source.adaptor):
-            yield Remark(sink.name, f"writes what '{source.name}' reads", "give the sink another target")
-        for other in pipeline.sink_nodes[:place]:
-            if _same_target(sink.adaptor, other.adaptor):
-                yield Remark(
-                    sink.name, f"writes the same target as '{other.name}'", "give each sink its own target"
-                )
-
-
-def _same_target(one: Adaptor, other: Adaptor) -> bool:
-    target: object = getattr(one, "uri", None)
-    return type(one) is type(other) and target is not None and target == getattr(other, "uri", None)
-
-
-def _more_than_it_seems(node: str, surprises: Sequence[str], pattern: str) -> Iterator[Remark]:
-    if surprises:
-        yield Remark(
-            node,
-            f"'{pattern}' matches more than it seems: {_some(surprises)}",
-            f"to mean whole names only, write '^({pattern})$'",
-        )
-
-
-def _some(names: Sequence[str]) -> str:
-    """Enough names to recognise them by."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+def _names_behind(step: TransformNode, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """The names that messages may have after a step; None if it can give any."""
+    if names is None or isinstance(step.function, TextFunction) or step.label in _KEEP_NAMES:
+        return names
+    if isinstance(step.function, NamespaceFunction):
+        moved = step.function.moved
+        return tuple(sorted({moved(ns) if step.ns.matches(ns) else ns for ns in names}))
+    return None if any(step.ns.matches(ns) for ns in names) else names

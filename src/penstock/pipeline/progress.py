@@ -1,26 +1,40 @@
 """What a running pipeline tells about itself: while it runs, and when it has ended.
 
-The runner makes these values and hands each `Progress` to whoever asked for reports; nobody keeps one.
-For a sink, `messages_in = delivered + dropped + dead + pending` holds at the end of every run;
-`Summary.adds_up` says whether it did.
+The runner makes these values, hands each `Progress` to whoever asked for reports, and leaves the newest in a file
+of the data directory, so that `status` and `top` can show it. For a sink,
+`messages_in = delivered + dropped + dead + pending` holds at the end of every run; `Summary.adds_up` says whether
+it did.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeProgress:
-    """A source or a sink at one moment. `rate` is in messages a second, `lag` and `pending` in messages."""
+    """A source, function or sink at one moment. `rate` is in messages a second, `lag` and `pending` in messages.
+
+    A function that leads to several sinks works once for each of them, and counts so.
+    """
 
     node: str
     kind: str
-    """source | sink"""
+    """source | function | sink"""
     adaptor: str
+    """Of a function: which one it is."""
     state: str
-    """starting | running | waiting | stopped | restarting | done"""
+    """A source: running | paused | away | stopped | done.
+
+    A sink: starting | running | waiting | one at a time | retrying | away | restarting | paused | detached | stopped |
+    done."""
     messages_in: int = 0
     delivered: int = 0
     dropped: int = 0
@@ -30,6 +44,16 @@ class NodeProgress:
     lag: int = 0
     batch_ms: float | None = None
     error: str | None = None
+    lag_bytes: int = 0
+    lag_seconds: float = 0.0
+    """How long ago the oldest message that a sink lacks was logged."""
+    max_lag_bytes: int | None = None
+    max_lag_seconds: float | None = None
+
+    @property
+    def out(self) -> int:
+        """What left the node: of a function what it let through, of a sink what it delivered."""
+        return self.delivered
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +66,50 @@ class Progress:
     """opening | starting spark | running | stopping"""
     log_next: int
     nodes: Sequence[NodeProgress] = ()
+    log_bytes: int = 0
+    log_limit: int | None = None
+    readers: str | None = None
+    """Why nothing is read at the moment; None if nothing is in the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """What a run leaves in `runs/PIPELINE.json`: who it is, and how it stands. Times in microseconds since 1970."""
+
+    run: str
+    pid: int
+    host: str
+    started: int
+    written: int
+    progress: Progress
+    http: str | None = None
+    """Where its `/status` and `/metrics` are, as HOST:PORT."""
+    exit_code: int | None = None
+    """Set once it has ended in order."""
+
+
+def run_file(directory: Path, pipeline: str) -> Path:
+    return directory / "runs" / f"{pipeline}.json"
+
+
+def publish(directory: Path, content: RunFile) -> None:
+    """Leave it for others to read. A view of the moment, so never synced; without room for it nothing is lost."""
+    path = run_file(directory, content.progress.pipeline)
+    aside = path.with_suffix(".partial")
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        aside.write_bytes(msgspec.json.encode(content))
+        aside.rename(path)
+    except OSError as error:
+        log.warning("%s: cannot be written: %s", path, error)
+
+
+def published(directory: Path, pipeline: str) -> RunFile | None:
+    """What the newest run left; None if there is none that reads."""
+    try:
+        return msgspec.json.decode(run_file(directory, pipeline).read_bytes(), type=RunFile)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,16 @@
-"""What the operator's commands read out of a data directory, as values.
+"""What the operator's commands read out of a pipeline's journals, as values.
 
-`penstock.pipeline.operations` fills them, the commands and the console show them. Offsets are message
-offsets; `ts` counts microseconds since 1970-01-01 UTC.
+`penstock.pipeline.operations` and its neighbours fill them, the commands and the console show them. Offsets are
+message offsets; `ts` and other times count microseconds since 1970-01-01 UTC.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+NEAR_FULL = (0.5, 0.8)
+"""Shares of a limit at which a person is told: in time, and urgently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,23 @@ class LogEntry:
     ns: str
     key: str | None
     data: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """How much of a limit is used. `what` names it: `log_limit`, `max_lag bytes`, `max_lag age`."""
+
+    what: str
+    used: float
+    limit: float
+
+    @property
+    def share(self) -> float:
+        return self.used / self.limit if self.limit else 1.0
+
+    @property
+    def worth_telling(self) -> bool:
+        return self.share >= NEAR_FULL[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +59,21 @@ class SinkStatus:
     updated_ts: int | None
     namespaces: Mapping[str, int] = field(default_factory=dict)
     """The last offset acknowledged for each namespace."""
+    state: str | None = None
+    """What a run says of it: running, waiting, retrying, stopped …; None while none runs."""
+    error: str | None = None
+    pending_ts: int | None = None
+    """When the oldest message that the sink lacks was logged; None if it lacks none."""
+    careful: int = 0
+    """Messages below it are delivered one at a time."""
+    acked: tuple[int, ...] = ()
+    """Offsets ahead of the watermark that an operator acknowledged."""
+    dead_letters: int = 0
+    """Of `dead`, those that are still among the dead letters: neither replayed nor dropped."""
+    paused: bool = False
+    detached: bool = False
+    quotas: Sequence[Quota] = ()
+    """How much of its `max_lag` the sink has used."""
 
     @property
     def offset(self) -> int:
@@ -55,6 +90,17 @@ class NamespaceStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class RunStatus:
+    """A run that goes on now."""
+
+    pid: int
+    host: str
+    http: str | None = None
+    started_ts: int | None = None
+    phase: str = "running"
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineStatus:
     """A pipeline's log, which holds the offsets from `oldest` to below `next`, and who has how much of it."""
 
@@ -66,3 +112,120 @@ class PipelineStatus:
     log_bytes: int
     namespaces: Mapping[str, NamespaceStatus] = field(default_factory=dict)
     sinks: Sequence[SinkStatus] = ()
+    run: RunStatus | None = None
+    first: int = 0
+    """Messages below it went through compaction: of them the newest of each namespace is kept."""
+    log_limit: int | None = None
+    """Where readers pause; None if no run has told."""
+    readers: str | None = None
+    """Why nothing is read at the moment; None if nothing is in the way."""
+    holder: str | None = None
+    """The sink that keeps the log from being compacted further: the one that lacks most."""
+    ended: str | None = None
+    """How the last run ended, if that was not in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """An edit of a sink's offset: from `before` to `after`, both being the last offset acknowledged."""
+
+    sink: str
+    before: int
+    after: int
+    generation: int
+    """In which the sink goes on."""
+    again: int = 0
+    """Messages that will be sent again."""
+    gone: int = 0
+    """Messages that would be sent again, but compaction has removed them."""
+    skipped: int = 0
+    """Messages that count as acknowledged without having been sent."""
+    was_detached: bool = False
+
+    @property
+    def changes(self) -> bool:
+        return self.before != self.after or self.was_detached
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """What acknowledging without sending came to: the sink's last offset, and what waits for its turn."""
+
+    sink: str
+    before: int
+    after: int
+    ahead: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Passing:
+    """A message at some place on its way; `ns` and `op` may differ from those in the log by then."""
+
+    offset: int
+    ts: int
+    mode: str
+    op: str
+    ns: str
+    key: str | None
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrace:
+    """What a function made of one message."""
+
+    node: str
+    function: str
+    outcome: str
+    """passed | changed | dropped | refused | not asked | not reached | not known"""
+    out: Sequence[Passing] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SinkTrace:
+    """What became of one message on its way to one sink, and where that is known from."""
+
+    sink: str
+    outcome: str
+    """acknowledged | left out | dropped | pending | dead | replayed | given up | skipped by operator | missed"""
+    detail: str
+    steps: Sequence[StepTrace] = ()
+    watermark: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What became of one message at every node. `entry` is None if compaction has removed the message."""
+
+    pipeline: str
+    offset: int
+    entry: LogEntry | None
+    sinks: Sequence[SinkTrace]
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What happened when a message was delivered by hand."""
+
+    sink: str
+    offset: int
+    ns: str
+    outcome: str
+    """delivered | dropped | refused | dead"""
+    error: str | None = None
+    node: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What happened when a dead letter was sent again."""
+
+    number: int
+    sink: str
+    offset: int
+    outcome: str
+    """replayed | refused"""
+    error: str | None = None
+    node: str | None = None

@@ -4,8 +4,11 @@ Order of the start: the directory and its broker; the log and the offset logs, c
 the source, read from where the log says. Spark comes last, and only if some sink lacks something: a run that
 finds nothing to do ends within a second.
 
-Order of the end: no further reading; queries stopped between batches, up to `PATIENCE` seconds for the batch
-under way; Spark; the log; the broker. After a SIGKILL none of this happens, and nothing is lost.
+By default each sink catches up by itself while reading goes on. `strict` is the seed to the letter: reading goes on
+only when every sink has what earlier runs left in the log, and a sink that fails stops the whole pipeline.
+
+Order of the end: no further reading; every sink is told to stop, and together they have `stop_timeout` seconds for the
+batches under way; Spark; the log; the broker. After a SIGKILL none of this happens, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -14,35 +17,63 @@ import dataclasses
 import logging
 import os
 import shutil
-import signal
-import sys
-import threading
+import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
-from penstock.adaptors.base import Adaptor
+from py4j.protocol import Py4JError
+
+from penstock.adaptors.base import Adaptor, Refusal
 from penstock.base import faults
-from penstock.base.errors import PenstockError
-from penstock.journal.client import Client
-from penstock.journal.datadir import DataDir
-from penstock.journal.embedded import EmbeddedBroker
+from penstock.base.errors import InUseError, PenstockError
+from penstock.base.secrets import mask
+from penstock.journal.client import BrokerGoneError, TimedOutError
 from penstock.log.commitlog import CommitLog
+from penstock.log.control import BEAT_SECONDS, PAUSE, RESUME, Control, ControlEntry
+from penstock.log.deadletters import DeadLetters, Death
+from penstock.log.keeping import keep
 from penstock.log.offsets import OffsetLog
+from penstock.pipeline.beating import beating
 from penstock.pipeline.definition import Pipeline
+from penstock.pipeline.engine import Engine
+from penstock.pipeline.errortext import first_line
+from penstock.pipeline.housekeeping import Housekeeping
 from penstock.pipeline.ingest import Ingest
-from penstock.pipeline.progress import NodeProgress, Progress, Summary
-from penstock.pipeline.supervisor import SupervisedSink, first_line
+from penstock.pipeline.place import Place, open_place
+from penstock.pipeline.progress import NodeProgress, Progress, RunFile, Summary, publish
+from penstock.pipeline.serving import serving
+from penstock.pipeline.stopping import Stop, signals
+from penstock.pipeline.supervisor import SupervisedSink, Surroundings
+from penstock.spark.reach import Reach
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PATIENCE = 30.0
+log = logging.getLogger(__name__)
+
 _TICK = 0.1
 _REPORT_EVERY = 0.25
+_PUBLISH_EVERY = 1.0
+_CONTROL_EVERY = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a pipeline is to be run. `http` is HOST:PORT for `/metrics`, `/ready` and `/status`; None for nowhere."""
+
+    data_dir: Path
+    once: bool
+    strict: bool | None = None
+    broker: Reach | None = None
+    master: str | None = None
+    cores: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    scratch: Path | None = None
+    http: str | None = None
 
 
 def run(
@@ -50,9 +81,13 @@ def run(
     *,
     data_dir: Path,
     once: bool,
+    strict: bool | None = None,
+    broker: Reach | None = None,
     master: str | None = None,
     cores: int | None = None,
     settings: Mapping[str, str] | None = None,
+    scratch: Path | None = None,
+    http: str | None = None,
     report: Callable[[Progress], None] = lambda progress: None,
     spark: SparkSession | None = None,
 ) -> Summary:
@@ -60,11 +95,14 @@ def run(
 
     Spark is started when it is needed and stopped at the end, unless the caller lends a session of its own.
     """
+    options = RunOptions(data_dir, once, strict, broker, master, cores, settings or {}, scratch, http)
     pipeline.check()
     os.environ[faults.RUNNER] = str(os.getpid())
-    with EmbeddedBroker(data_dir) as broker, Client(broker.address) as client, _signals() as stop:
-        engine = _Engine(pipeline, broker.directory, master, cores, settings or {}, spark)
-        return _Run(pipeline, broker.directory, client, once, stop, report, engine).carry_out()
+    with open_place(data_dir, broker) as place, signals() as stop:
+        work = _Run(pipeline, place, options, stop, report, spark)
+        with serving(options.http, lambda: work.progress) as address:
+            work.http = address
+            return work.carry_out()
 
 
 def _tailing(adaptor: Adaptor, tail: bool) -> Adaptor:
@@ -80,66 +118,195 @@ class _Run:
     def __init__(
         self,
         pipeline: Pipeline,
-        directory: DataDir,
-        client: Client,
-        once: bool,
-        stop: _Stop,
+        place: Place,
+        options: RunOptions,
+        stop: Stop,
         report: Callable[[Progress], None],
-        engine: _Engine,
+        lent: SparkSession | None,
     ) -> None:
-        self._engine = engine
+        self.http: str | None = None
+        self.id = uuid.uuid4().hex
         self._pipeline = pipeline
-        self._once = once
+        self._place = place
+        self._once = options.once
+        self._strict = pipeline.settings.strict if options.strict is None else options.strict
         self._stop = stop
         self._report = report
         self._started = time.monotonic()
-        self._reported = 0.0
-        shutil.rmtree(directory.scratch, ignore_errors=True)
-        directory.scratch.mkdir(mode=0o700)
-        now = time.time_ns() // 1000
-        self._log = CommitLog(client, pipeline.name, directory.index, pipeline.settings.segment_bytes, now)
-        options = _source_options(pipeline, directory)
+        self._began = _now()
+        self._every = _Clock()
+        scratch = _scratch(place, options.scratch, pipeline.name)
+        self._engine = Engine(
+            pipeline, scratch / "spark", options.master, options.cores, options.settings, lent
+        )
+        self._control = Control(place.client, pipeline.name)
+        self._refuse_second()
+        self._heard, _ = self._control.changed_since(0)
+        settings = pipeline.settings
+        self._log = CommitLog(
+            place.client,
+            pipeline.name,
+            place.directory.index,
+            settings.segment_bytes,
+            self._began,
+            max_message_bytes=settings.max_message_bytes,
+        )
+        self._resumes_at = self._log.point.offset if self._strict else 0
+        """Nothing is read before every sink has what lies below; the seed's rule after a crash."""
+        self._dead: DeadLetters | None = None
+        around = Surroundings(
+            pipeline.name, self._log.reader, self._log.log_id, scratch, _source_options(pipeline, place), place.reach
+        )  # fmt: skip
         self._sinks = [
-            SupervisedSink(
-                node,
-                OffsetLog(client, pipeline.name, node.name, now),
-                self._log.reader,
-                self._log.log_id,
-                directory.scratch,
-                options,
-            )
+            SupervisedSink(node, self._claim_of(node.name), self._bury_of(node.name), around)
             for node in pipeline.sink_nodes
         ]
+        self._upkeep = Housekeeping(
+            self._log, pipeline.name, settings, lambda: {sink.node.name: sink.durable for sink in self._sinks}
+        )
+        keep(place.client, pipeline.name, settings.store, settings.replication)
         source = pipeline.source_node
-        self._ingest = Ingest(_tailing(source.adaptor, not once).source(), source.ns, self._log)
+        self._ingest = Ingest(
+            _tailing(source.adaptor, not options.once).source(),
+            source.ns,
+            self._log,
+            self._hindrance,
+            patient=place.remote,
+        )
+        self._broker_away = False
+        self.progress = self._told("opening")
 
     def carry_out(self) -> Summary:
         self._tell("opening")
-        for sink in self._sinks:
-            sink.open()
-        self._ingest.start()
+        self._note("run-begin", **self._who())
+        failure: BaseException | None = None
         try:
-            self._tell("starting spark" if self._lacking() else "running")
-            while not self._finished():
-                self._tend()
-                self._tell("running", at_most_every=_REPORT_EVERY)
-                self._stop.wait(_TICK)
+            with beating(lambda: self._note("run-beat", **self._who()), BEAT_SECONDS):
+                self._go_on()
+        except BaseException as error:
+            failure = error
+            raise
         finally:
             self._shut_down()
-        return self._summary()
+            summary = self._summary()
+            self._note_end(summary.exit_code if failure is None else getattr(failure, "exit_code", 1))
+        return summary
+
+    def _go_on(self) -> None:
+        """From the opening of the targets until there is nothing more to do."""
+        for sink in self._sinks:
+            sink.open()
+        self._pause(self._control.state().paused)
+        self._upkeep.start()
+        self._ingest.start()
+        self._tell("starting spark" if self._lacking() else "running")
+        while not self._finished():
+            self._tend()
+            self._tell("running", at_most_every=_REPORT_EVERY)
+            self._stop.wait(_TICK)
+
+    def _who(self) -> dict[str, str | int | None]:
+        return {"pid": os.getpid(), "host": socket.gethostname(), "http": self.http}
+
+    def _note_end(self, exit_code: int) -> None:
+        """The last word; without a broker to take it nothing is lost but that."""
+        self._publish(exit_code)
+        try:
+            self._note("run-end", exit_code=exit_code)
+        except PenstockError as error:
+            log.warning("the end of the run is not on record: %s", first_line(error))
+
+    def _refuse_second(self) -> None:
+        """Where no lock keeps runs apart, ask the control journal whether another one is alive."""
+        mark = self._control.state().run if self._place.remote else None
+        if mark is not None and mark.alive(_now()):
+            raise InUseError(
+                f"pipeline '{self._pipeline.name}' is running on {mark.host} (pid {mark.pid})",
+                hint="stop it first; after a crash its place is free within 20 s",
+            )
+
+    def _claim_of(self, sink: str) -> Callable[[], OffsetLog]:
+        return lambda: OffsetLog(self._place.client, self._pipeline.name, sink, _now())
+
+    def _bury_of(self, sink: str) -> Callable[[int, Sequence[Refusal]], None]:
+        def bury(generation: int, refusals: Sequence[Refusal]) -> None:
+            if self._dead is None:
+                self._dead = DeadLetters(self._place.client, self._pipeline.name, _now())
+                settings = self._pipeline.settings
+                keep(self._place.client, self._pipeline.name, settings.store, settings.replication)
+            deaths = [Death(r.offset, r.ns, r.node, r.error) for r in refusals]
+            self._dead.add(sink, generation, deaths, self._log.reader, _now())
+
+        return bury
+
+    def _hindrance(self) -> str | None:
+        """Why the source may not be read now."""
+        full = self._upkeep.full()
+        if full is not None:
+            return full
+        lagging = [sink for sink in self._sinks if sink.commit.watermark < self._resumes_at]
+        behind = [sink for sink in lagging if not sink.commit.detached]  # one that is lacks messages for good
+        if not behind:
+            return None
+        missing = self._resumes_at - behind[0].commit.watermark
+        return f"strict: sink '{behind[0].node.name}' has still {missing} messages of earlier runs to take"
+
+    def _stuck(self) -> str | None:
+        """Why a run that is to end by itself can read no further: who is in the way will not move by itself.
+
+        Who is in the way is asked first: if it is a sink at work, the log's end is beyond it afterwards, too.
+        """
+        if not self._once or self._ingest.paused is None or self._ingest.done.is_set():
+            return None
+        reason, end = self._hindrance(), self._log.point.offset
+        at_work = any(sink.durable.watermark < end and not sink.idle for sink in self._sinks)
+        return None if at_work else reason
 
     def _tend(self) -> None:
+        """One look at everything. A broker elsewhere may be away for a while: nothing moves then, nor is it lost."""
+        try:
+            self._look_after()
+        except (BrokerGoneError, TimedOutError) as error:
+            if not self._place.remote:
+                raise
+            if not self._broker_away:
+                log.warning("waiting for the broker: %s", first_line(error))
+            self._broker_away = True
+        except (Py4JError, ConnectionError):
+            raise _spark_gone() from None
+
+    def _look_after(self) -> None:
+        if self._every("control", _CONTROL_EVERY):
+            self._obey()
+            self._broker_away = False
+            if reason := self._stuck():
+                self._ingest.give_up(reason)
         if self._engine.spark is None and self._lacking():
             self._start()
         if self._engine.spark is None:
             return
         if not self._engine.alive():
-            raise PenstockError(
-                "Spark's process has gone",
-                hint="run it again: what was delivered is, and the rest comes then",
-            )
+            raise _spark_gone()
+        keep = self._every("offsets", self._pipeline.settings.offset_interval)
         for sink in self._sinks:
-            sink.tend(self._engine.spark, self._ingest.end.offset)
+            sink.tend(self._engine.spark, self._ingest.end)
+            if keep:
+                sink.keep_offsets()
+
+    def _obey(self) -> None:
+        """Do what operators asked for since the last time."""
+        self._heard, entries = self._control.changed_since(self._heard)
+        for entry in entries:
+            for sink in self._sinks:
+                if sink.node.name == entry.sink and entry.action == PAUSE:
+                    self._pause({sink.node.name})
+                elif sink.node.name == entry.sink and entry.action == RESUME:
+                    sink.resume()
+
+    def _pause(self, names: frozenset[str] | set[str]) -> None:
+        for sink in self._sinks:
+            if sink.node.name in names and not sink.idle:
+                sink.pause(self._pipeline.settings.stop_timeout)
 
     def _start(self) -> None:
         self._tell("starting spark")
@@ -148,51 +315,111 @@ class _Run:
             sink.start(spark)
 
     def _lacking(self) -> bool:
-        """Whether any sink wants something that the log has."""
+        """Whether any sink that is at work wants something that the log has."""
         end = self._ingest.end.offset
-        return any(sink.commit.watermark < end for sink in self._sinks)
+        return any(sink.commit.watermark < end and not sink.idle for sink in self._sinks)
 
     def _finished(self) -> bool:
         if self._stop.is_set():
             return True
-        if all(sink.error is not None for sink in self._sinks):
+        failed = [sink for sink in self._sinks if sink.error is not None]
+        if len(failed) == len(self._sinks) or (failed and self._strict):
             return True
         if not self._ingest.done.is_set() or not (self._once or self._ingest.error):
             return False
-        end = self._ingest.end.offset
-        return all(sink.error is not None or sink.commit.watermark >= end for sink in self._sinks)
+        return not self._lacking()
 
     def _shut_down(self) -> None:
+        """Everybody is told at once, so that all of them share one time limit."""
         self._tell("stopping")
-        self._ingest.stop(PATIENCE)
+        deadline = time.monotonic() + self._pipeline.settings.stop_timeout
         for sink in self._sinks:
-            sink.stop(PATIENCE)
+            sink.ask_to_stop()
+        self._ingest.stop(deadline - time.monotonic())
+        for sink in self._sinks:
+            sink.stop(deadline - time.monotonic())
+        self._upkeep.stop(max(deadline - time.monotonic(), 1.0))
         self._tell("stopping")
         self._engine.stop()
-        self._log.close()
+        try:
+            self._log.close()
+        except OSError as error:
+            log.warning("the log's index is not saved, the next start makes it anew: %s", error)
 
     def _tell(self, phase: str, at_most_every: float = 0.0) -> None:
-        now = time.monotonic()
-        if now - self._reported < at_most_every:
+        if not self._every("report", at_most_every):
             return
-        self._reported = now
-        end = self._ingest.end.offset
-        elapsed = now - self._started
+        self.progress = self._told(phase)
+        self._report(self.progress)
+        if self._every("publish", _PUBLISH_EVERY if at_most_every else 0.0):
+            self._publish(None)
+
+    def _told(self, phase: str) -> Progress:
+        end = self._ingest.end
+        elapsed = time.monotonic() - self._started
+        trouble = self._ingest.error or self._ingest.away
         source = NodeProgress(
             node=self._pipeline.source_node.name,
             kind="source",
             adaptor=self._pipeline.source_node.adaptor.name,
-            state="stopped" if self._ingest.error else "done" if self._ingest.done.is_set() else "running",
+            state=self._ingest.state,
             messages_in=self._ingest.read,
             delivered=self._ingest.read,
             rate=self._ingest.read / elapsed if elapsed else 0.0,
-            error=first_line(self._ingest.error) if self._ingest.error else None,
+            error=first_line(trouble) if trouble else None,
         )
-        nodes = [source, *(sink.progress(end) for sink in self._sinks)]
-        self._report(Progress(self._pipeline.name, elapsed, phase, end, nodes))
+        nodes = [source, *self._functions(), *(sink.progress(end) for sink in self._sinks)]
+        return Progress(
+            self._pipeline.name,
+            elapsed,
+            phase,
+            end.offset,
+            nodes,
+            log_bytes=self._upkeep.size,
+            log_limit=self._pipeline.settings.log_limit,
+            readers=self._ingest.paused,
+        )
+
+    def _functions(self) -> list[NodeProgress]:
+        """What each function did, on its way to whichever sink."""
+        shown = []
+        for step in self._pipeline.transform_nodes:
+            counts = [sink.steps[step.name] for sink in self._sinks if step.name in sink.steps]
+            into, out, dropped, refused = (
+                (sum(column) for column in zip(*counts, strict=True)) if counts else (0,) * 4
+            )
+            shown.append(
+                NodeProgress(
+                    node=step.name,
+                    kind="function",
+                    adaptor=step.label,
+                    state="running" if counts else "waiting",
+                    messages_in=into,
+                    delivered=out,
+                    dropped=dropped,
+                    dead=refused,
+                )
+            )
+        return shown
+
+    def _publish(self, exit_code: int | None) -> None:
+        content = RunFile(
+            run=self.id,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            started=self._began,
+            written=_now(),
+            progress=self.progress,
+            http=self.http,
+            exit_code=exit_code,
+        )
+        publish(self._place.directory.path, content)
+
+    def _note(self, action: str, **detail: str | int | None) -> None:
+        self._control.append(ControlEntry(_now(), "penstock run", action, None, {"run": self.id, **detail}))
 
     def _summary(self) -> Summary:
-        end = self._ingest.end.offset
+        end = self._ingest.end
         sinks = [sink.summary(end) for sink in self._sinks]
         errors = [error for error in (self._ingest.error, *(sink.error for sink in self._sinks)) if error]
         adds_up = all(sink.adds_up for sink in sinks)
@@ -204,7 +431,7 @@ class _Run:
             pipeline=self._pipeline.name,
             elapsed=time.monotonic() - self._started,
             read=self._ingest.read,
-            log_next=end,
+            log_next=end.offset,
             sinks=sinks,
             adds_up=adds_up,
             exit_code=code,
@@ -212,110 +439,62 @@ class _Run:
         )
 
 
+def _spark_gone() -> PenstockError:
+    return PenstockError(
+        "Spark's process has gone", hint="run it again: what was delivered is, and the rest comes then"
+    )
+
+
+class _Clock:
+    """Says whether it is time again for something that is done now and then."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}
+
+    def __call__(self, what: str, seconds: float) -> bool:
+        now = time.monotonic()
+        if now - self._last.get(what, float("-inf")) < seconds:
+            return False
+        self._last[what] = now
+        return True
+
+
 def _told(error: BaseException) -> str:
     text = first_line(error)
-    return f"{text} ({error.hint})" if isinstance(error, PenstockError) and error.hint else text
+    return f"{text} ({mask(error.hint)})" if isinstance(error, PenstockError) and error.hint else text
 
 
-def _source_options(pipeline: Pipeline, directory: DataDir) -> dict[str, str]:
+def _scratch(place: Place, given: Path | None, pipeline: str) -> Path:
+    """An empty directory for what Spark and staging need.
+
+    Of a directory that was given only a part is ours, and its name says so: the identity of the data directory is in
+    it, so that neither another run nor anything of a person's can have that name.
+    """
+    scratch = place.directory.scratch
+    if given is not None:
+        scratch = given.absolute() / f"penstock-{pipeline}-{place.directory.version().id[:12]}"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(mode=0o700, parents=True)
+    return scratch
+
+
+def _source_options(pipeline: Pipeline, place: Place) -> dict[str, str]:
     """What Spark is told: names and limits, never an adaptor's settings, since its plans show options."""
     options = {
-        "dataDir": str(directory.path),
+        "dataDir": str(place.directory.path),
         "pipeline": pipeline.name,
         "maxBytes": str(pipeline.settings.batch_bytes),
         "maxMessages": str(pipeline.settings.batch_messages),
     }
+    if place.remote:
+        reach = place.reach
+        options["broker"] = reach.address
+        files = {"caFile": reach.ca_file, "certFile": reach.cert_file, "keyFile": reach.key_file}
+        options |= {name: str(path) for name, path in files.items() if path is not None}
     if pipeline.settings.partitions is not None:
         options["partitions"] = str(pipeline.settings.partitions)
     return options
 
 
-class _Engine:
-    """Spark, as this run uses it: a session of its own, or one that the caller lends."""
-
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        directory: DataDir,
-        master: str | None,
-        cores: int | None,
-        settings: Mapping[str, str],
-        lent: SparkSession | None,
-    ) -> None:
-        self.spark: SparkSession | None = None
-        self._pipeline = pipeline
-        self._scratch = directory.scratch / "spark"
-        self._master = master
-        self._cores = cores
-        self._settings = settings
-        self._lent = lent
-
-    def start(self) -> SparkSession:
-        from pyspark import cloudpickle
-
-        from penstock.spark.session import session
-        from penstock.spark.source import PenstockSource
-
-        # A failing batch is the supervisor's to report, once, not py4j's with a traceback for each attempt.
-        logging.getLogger("py4j").setLevel(logging.CRITICAL)
-        for module in self._pipeline.modules:
-            cloudpickle.register_pickle_by_value(sys.modules[module])  # type: ignore[no-untyped-call]
-        self.spark = self._lent or session(
-            app=f"penstock {self._pipeline.name}",
-            master=self._master,
-            cores=self._cores,
-            settings=self._settings,
-            scratch=self._scratch,
-        )
-        self.spark.dataSource.register(PenstockSource)
-        return self.spark
-
-    def alive(self) -> bool:
-        """Whether the JVM still answers; it may have run out of memory, or been killed."""
-        from py4j.protocol import Py4JError
-
-        assert self.spark is not None
-        try:
-            return not self.spark.sparkContext._jsc.sc().isStopped()
-        except (Py4JError, OSError):
-            return False
-
-    def stop(self) -> None:
-        if self.spark is not None and self._lent is None:
-            from penstock.spark.session import stop
-
-            stop(self.spark)
-
-
-class _Stop:
-    """Set by SIGINT or SIGTERM. A second signal ends the process at once: nothing is lost by it."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self.wait = self._event.wait
-        self.is_set = self._event.is_set
-
-    def install(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, self._handle)
-            signal.signal(signal.SIGTERM, self._handle)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._event.is_set():
-            os._exit(128 + number)
-        self._event.set()
-
-
-@contextmanager
-def _signals() -> Iterator[_Stop]:
-    stop = _Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    stop.install()
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, before[0])
-        signal.signal(signal.SIGTERM, before[1])
+def _now() -> int:
+    return time.time_ns() // 1000

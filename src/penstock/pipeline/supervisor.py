@@ -1,44 +1,114 @@
-"""One sink under supervision: its query started, watched, restarted, stopped between batches (DESIGN 3-5).
+"""One sink under supervision: its query started, watched, restarted, paused, stopped between batches (DESIGN 3-6).
 
 Every start of a query uses a new checkpoint directory whose first offset comes from the offset log, so that
-nothing Spark remembers of an earlier start matters. A query that dies for no fault of its data (a lost
-worker, a planning process that went away, a target that does not answer) is started again, later each time,
-until it has failed `RESTARTS` times in a row without moving; a refused message stops the sink at once.
+nothing Spark remembers of an earlier start matters. What the end of a query means (`Troubles`):
+
+    a message or a batch was refused   the sink's policy: try again, bury it, or stop and wait for an operator
+    the target does not answer         tried again without end, later each time; `status` shows it
+    settings or data are wrong         stop: only a person can help
+    anything else                      tried again, later each time, up to `RESTARTS` times without moving
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import shutil
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from py4j.protocol import Py4JError
 
-from penstock.base.errors import CorruptError, PenstockError, RefusedError, UsageError
+from penstock.base.errors import AwayError, CorruptError, PenstockError, RefusedError, UsageError
+from penstock.base.secrets import mask
+from penstock.functions.chain import StepCount
 from penstock.log.commitlog import LogReader
+from penstock.log.message import ByteOffset, MessageOffset
 from penstock.log.offsets import Commit, OffsetLog
-from penstock.pipeline.definition import SinkNode, TransformNode
+from penstock.log.positions import LogPoint
+from penstock.pipeline.compiled import compiled
+from penstock.pipeline.definition import SinkNode
+from penstock.pipeline.errortext import first_line, told
+from penstock.pipeline.policy import MaxLag, OnError, Policy, WhenBehind
 from penstock.pipeline.progress import NodeProgress, SinkSummary
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from penstock.functions.chain import Step
-    from penstock.spark.batch import BatchReport
-    from penstock.spark.transform import FrameStep
+    from penstock.spark.batch import BatchReport, Bury
+    from penstock.spark.reach import Reach
 
 log = logging.getLogger(__name__)
 
 RESTARTS = 5
-_DELAYS = (0.5, 1.0, 2.0, 5.0, 10.0)
-_FINAL = (RefusedError, UsageError, CorruptError)
+_DELAYS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_LONGEST = 60.0
 _RATE_WINDOW = 5.0
+_AGE_EVERY = 2.0
+_CATCH_UP = 5000
+"""Messages of the companion in one batch."""
+
+
+@dataclass
+class Troubles:
+    """What has gone wrong since the sink last moved, and what follows from it. Pure."""
+
+    policy: Policy
+    failures: int = 0
+    refusals: int = 0
+    buries: bool = False
+    """Whether the next refused message becomes a dead letter."""
+
+    def __post_init__(self) -> None:
+        self.moved()
+
+    def moved(self) -> None:
+        """The sink has acknowledged something: count anew."""
+        self.failures = self.refusals = 0
+        self.buries = self.policy.then is OnError.DEAD_LETTER and not self.policy.retries
+
+    def after(self, reason: PenstockError) -> tuple[str, float] | None:
+        """The state to wait in, and for how long; None if the sink must stop."""
+        if isinstance(reason, RefusedError):
+            return self._after_refusal()
+        if isinstance(reason, AwayError):
+            self.failures += 1
+            return "away", self._delay()
+        if isinstance(reason, (UsageError, CorruptError)):
+            return None
+        self.failures += 1
+        return None if self.failures > RESTARTS else ("restarting", self._delay())
+
+    def _after_refusal(self) -> tuple[str, float] | None:
+        if self.refusals < self.policy.retries:
+            self.refusals += 1
+            return "retrying", min(self.policy.backoff * 2 ** (self.refusals - 1), _LONGEST)
+        if self.policy.then is not OnError.DEAD_LETTER or self.failures > RESTARTS:
+            return None
+        self.failures += 1
+        self.buries = True
+        return "retrying", 0.0
+
+    def _delay(self) -> float:
+        return _DELAYS[min(self.failures, len(_DELAYS)) - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all sinks of a run share."""
+
+    pipeline: str
+    reader: LogReader
+    log_id: str
+    scratch: Path
+    options: dict[str, str]
+    reach: Reach
 
 
 class SupervisedSink:
@@ -47,108 +117,173 @@ class SupervisedSink:
     def __init__(
         self,
         node: SinkNode,
-        offsets: OffsetLog,
-        reader: LogReader,
-        log_id: str,
-        scratch: Path,
-        options: dict[str, str],
+        claim: Callable[[], OffsetLog],
+        bury: Bury,
+        around: Surroundings,
     ) -> None:
         from penstock.spark.batch import BatchRunner
 
         self.node = node
         self.state = "starting"
         self.error: PenstockError | None = None
-        self._offsets = offsets
-        self._reader = reader
-        self._options = options
-        self._checkpoints = scratch / "checkpoints" / node.name
-        self._first = offsets.state.commit
+        self.reason: PenstockError | None = None
+        """Why the sink does not run now, though it has not given up."""
+        self.steps: dict[str, StepCount] = {}
+        self._around = around
+        self._checkpoints = around.scratch / "checkpoints" / node.name
         self._query: StreamingQuery | None = None
         self._starts = 0
-        self._failures = 0
-        self._moved_to = self.commit.watermark
+        self._troubles = Troubles(node.on_error)
         self._due = 0.0
         self._recent: deque[tuple[float, int]] = deque()
         self._last: BatchReport | None = None
+        self._lag = Lag(node.max_lag, around.reader)
         self._batches = BatchRunner(
+            pipeline=around.pipeline,
             sink_name=node.name,
             sink=node.adaptor.sink(),
             accept=node.ns,
             steps=[compiled(step) for step in node.steps],
-            offsets=offsets,
-            log_id=log_id,
-            scratch=scratch / "staging" / node.name,
+            claim=claim,
+            reach=around.reach,
+            log_id=around.log_id,
+            scratch=around.scratch / "staging" / node.name,
+            bury=bury,
             done=self._batch_done,
         )
+        self._first = self.commit
+        self._moved_to = self.commit.watermark
+        if self.commit.detached:
+            self.state = "detached"
 
     @property
     def commit(self) -> Commit:
-        return self._offsets.state.commit
+        return self._batches.offsets.state.commit
+
+    @property
+    def durable(self) -> Commit:
+        """What the sink has for sure: `commit` without what was only noted."""
+        return self._batches.offsets.durable
+
+    @property
+    def idle(self) -> bool:
+        """Whether the sink will not move by itself: stopped, paused or detached."""
+        return self.error is not None or self.state in ("paused", "detached")
 
     def open(self) -> None:
-        """Open the target; a problem that only a person can solve is raised before anything is read."""
-        self._batches.open(self._reader.state().next)
+        """Open the target; a problem that only a person can solve is raised before anything is read.
+
+        A target that is away now may be back when there is something for it.
+        """
+        if self.state == "detached":
+            return
+        try:
+            self._batches.open(self._around.reader.state().next)
+        except AwayError as error:
+            self._wait(error)
+        at = self._batches.at.offset
+        self._batches.at = LogPoint(at, self._around.reader.at_or_after(at).byte)
 
     def start(self, spark: SparkSession) -> None:
-        """Start the query where the offset log stands."""
+        """Start the query where the offset log stands, when it is time for it."""
+        if self.idle or time.monotonic() < self._due:
+            return
+        try:
+            if not self._batches.is_open:
+                self._batches.open(self._around.reader.state().next)
+            self._start_query(spark)
+        except Exception as error:  # noqa: BLE001 - whatever Spark or a target throws counts as a failed start
+            self._batches.close()
+            self._note_move()
+            self._wait(told(error))
+
+    def _start_query(self, spark: SparkSession) -> None:
         self._starts += 1
         checkpoint = self._checkpoints / str(self._starts)
         shutil.rmtree(self._checkpoints, ignore_errors=True)
-        point = self._reader.seek(self.commit.watermark)
+        self._batches.buries = self._troubles.buries
+        point = self._start_point(spark)
         self._batches.start(point, checkpoint)
         stream = spark.readStream.format("penstock").options(
-            **self._options, startOffset=str(point.offset), startByte=str(point.byte)
+            **self._around.options, startOffset=str(point.offset), startByte=str(point.byte)
         )
         # Spark shares its cores between pools, so that a sink with much to do does not starve the others.
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.node.name)
         writer = stream.load().writeStream.foreachBatch(self._batches)
-        name = f"{self._options['pipeline']}/{self.node.name}"
+        name = f"{self._around.pipeline}/{self.node.name}"
         self._query = writer.option("checkpointLocation", str(checkpoint)).queryName(name).start()
-        self.state = "running"
+        self.state, self.reason = "running", None
 
-    def tend(self, spark: SparkSession, end: int) -> None:
+    def tend(self, spark: SparkSession, end: LogPoint) -> None:
         """Look after the query: restart it if it died, and say how it stands against the log's end."""
-        if self.error is not None:
+        if self.idle:
+            return
+        self._lag.look(self._batches.at, end)
+        if self._lag.detaches:
+            self._detach()
             return
         if self._query is not None and self._query.isActive:
-            self.state = "waiting" if self.commit.watermark >= end else "running"
+            self.state = self._how_it_runs(end)
             return
         if self._query is not None:
             self._died()
-        if self.error is None and time.monotonic() >= self._due:
-            self._restart(spark)
+        self.start(spark)
+
+    def keep_offsets(self) -> None:
+        """To be called once in the interval of the offset log. What cannot be written now is with the next batch."""
+        if self._query is None or self.idle:
+            return
+        try:
+            self._batches.keep_offsets()
+        except PenstockError as error:
+            log.warning("sink %s: its offsets are not written yet: %s", self.node.name, first_line(error))
+
+    def pause(self, patience: float) -> None:
+        """Stop between batches until `resume`, and let the target go; the sink's position stays."""
+        self._end_query(patience)
+        self._batches.close()
+        self.state = "paused"
+
+    def resume(self) -> None:
+        if self.state == "paused":
+            self.state, self._due = "starting", 0.0
+
+    def ask_to_stop(self) -> None:
+        self._batches.ask_to_stop()
 
     def stop(self, patience: float) -> None:
         """Stop between batches; a batch that does not end in time is left to be repeated."""
-        if self._query is not None:
-            if not self._batches.stop(patience):
-                log.warning("sink %s: a batch did not end within %.0f s", self.node.name, patience)
-            with suppress(Py4JError, OSError):  # the JVM may have gone already
-                self._query.stop()
+        self._end_query(patience)
         self._batches.close()
         shutil.rmtree(self._checkpoints, ignore_errors=True)
-        if self.error is None:
-            self.state = "done"
+        if not self.idle:
+            self.state = "done" if self.reason is None else self.state
 
-    def progress(self, end: int) -> NodeProgress:
+    def progress(self, end: LogPoint) -> NodeProgress:
         commit, first = self.commit, self._first
+        trouble = self.error or self.reason
+        limit = self.node.max_lag or MaxLag()
         return NodeProgress(
             node=self.node.name,
             kind="sink",
             adaptor=self.node.adaptor.name,
             state=self.state,
-            messages_in=end - first.watermark,
+            messages_in=end.offset - first.watermark,
             delivered=commit.delivered - first.delivered,
             dropped=commit.dropped - first.dropped,
             dead=commit.dead - first.dead,
-            pending=end - commit.watermark,
+            pending=end.offset - commit.watermark,
             rate=self._rate(),
-            lag=end - commit.watermark,
+            lag=end.offset - commit.watermark,
             batch_ms=self._last.seconds * 1000 if self._last else None,
-            error=first_line(self.error) if self.error else None,
+            error=first_line(trouble) if trouble else None,
+            lag_bytes=max(end.byte - self._batches.at.byte, 0) if end.offset > commit.watermark else 0,
+            lag_seconds=self._lag.seconds if end.offset > commit.watermark else 0.0,
+            max_lag_bytes=limit.bytes,
+            max_lag_seconds=limit.seconds,
         )
 
-    def summary(self, end: int) -> SinkSummary:
+    def summary(self, end: LogPoint) -> SinkSummary:
         shown = self.progress(end)
         return SinkSummary(
             sink=shown.node,
@@ -158,8 +293,51 @@ class SupervisedSink:
             dead=shown.dead,
             pending=shown.pending,
             rows=self.commit.rows - self._first.rows,
-            target=str(getattr(self.node.adaptor, "uri", self.node.adaptor.name)),
+            target=mask(str(getattr(self.node.adaptor, "uri", self.node.adaptor.name))),
             error=shown.error,
+        )
+
+    def _start_point(self, spark: SparkSession) -> LogPoint:
+        """Where the query begins. What compaction has set apart is delivered before: the query cannot see it."""
+        reader, watermark = self._around.reader, self.commit.watermark
+        first = reader.first()
+        if watermark >= first.offset:
+            return reader.seek(watermark)
+        self._batches.start(LogPoint(MessageOffset(watermark), ByteOffset(0)), self._checkpoints)
+        log.warning(
+            "sink %s: messages %d to %d went through compaction; it gets those that were kept",
+            self.node.name, watermark, first.offset - 1,
+        )  # fmt: skip
+        for frame, end in _set_apart(spark, reader, watermark, first):
+            self._batches.catch_up(frame, end)
+        return first
+
+    def _how_it_runs(self, end: LogPoint) -> str:
+        commit = self.commit
+        if commit.watermark >= end.offset:
+            return "waiting"
+        return "one at a time" if commit.watermark < commit.careful else "running"
+
+    def _end_query(self, patience: float) -> None:
+        try:
+            if not self._batches.stop(patience):
+                log.warning("sink %s: a batch did not end within %.0f s", self.node.name, patience)
+        except PenstockError as error:  # what was only noted comes again, and is dropped again
+            log.warning("sink %s: its offsets are not written: %s", self.node.name, first_line(error))
+        if self._query is None:
+            return
+        with suppress(Py4JError, OSError):  # the JVM may have gone already
+            self._query.stop()
+        self._query = None
+
+    def _detach(self) -> None:
+        """Too far behind: let the log go, and tell that the target lacks messages from here on."""
+        self._end_query(_LONGEST)
+        self._batches.mark(lambda commit: msgspec.structs.replace(commit, detached=True))
+        self._batches.close()
+        self.state = "detached"
+        log.error(
+            "sink %s: detached, it lacks the messages from %d on", self.node.name, self.commit.watermark
         )
 
     def _died(self) -> None:
@@ -167,37 +345,34 @@ class SupervisedSink:
         assert self._query is not None
         cause = self._batches.failure or self._query.exception()
         self._query = None
-        if self.commit.watermark > self._moved_to:
-            self._failures = 0
-        self._moved_to = self.commit.watermark
-        self._failures += 1
-        reason = told(cause) if cause is not None else PenstockError("the query ended without a reason")
-        if isinstance(reason, _FINAL) or self._failures > RESTARTS:
-            self.error = reason
-            self.state = "stopped"
-            return
-        delay = _DELAYS[min(self._failures, len(_DELAYS)) - 1]
-        log.warning("sink %s: restarting in %.1f s after: %s", self.node.name, delay, first_line(reason))
-        self._due = time.monotonic() + delay
-        self.state = "restarting"
+        self._batches.close()
+        self._note_move()
+        self._wait(told(cause) if cause is not None else PenstockError("the query ended without a reason"))
 
-    def _restart(self, spark: SparkSession) -> None:
-        try:
-            self.open()
-            self.start(spark)
-        except _FINAL as error:
-            self.error = error
-            self.state = "stopped"
-        except Exception as error:  # noqa: BLE001 - whatever Spark or a target throws counts as a failed start
-            self._failures += 1
-            if self._failures > RESTARTS:
-                self.error = told(error)
-                self.state = "stopped"
-            self._due = time.monotonic() + _DELAYS[min(self._failures, len(_DELAYS)) - 1]
+    def _note_move(self) -> None:
+        """Once the sink has moved its troubles are over; the next refused message has its retries too."""
+        if self.commit.watermark > self._moved_to:
+            self._troubles.moved()
+            self._batches.buries = self._troubles.buries
+        self._moved_to = self.commit.watermark
+
+    def _wait(self, reason: PenstockError) -> None:
+        """Wait as the trouble asks for, or give up."""
+        then = self._troubles.after(reason)
+        if then is None:
+            self.error, self.reason, self.state = reason, None, "stopped"
+            return
+        self.state, delay = then
+        self.reason = reason
+        self._due = time.monotonic() + delay
+        log.warning("sink %s: %s in %.1f s after: %s", self.node.name, self.state, delay, first_line(reason))
 
     def _batch_done(self, report: BatchReport) -> None:
         self._last = report
+        self._note_move()
         self._recent.append((time.monotonic(), report.end.offset - report.begin.offset))
+        for name, count in report.steps.items():
+            self.steps[name] = self.steps.get(name, StepCount()).and_(count)
 
     def _rate(self) -> float:
         """Messages a second over the last few seconds."""
@@ -207,35 +382,61 @@ class SupervisedSink:
         return sum(count for _, count in self._recent) / _RATE_WINDOW
 
 
-def compiled(step: TransformNode) -> Step | FrameStep:
-    """A step of the definition as the engine takes it."""
-    from penstock.functions.base import Function
-    from penstock.functions.chain import Step
-    from penstock.spark.transform import FrameStep
+class Lag:
+    """How far a sink is behind, against its `max_lag`; warns at half and at four fifths of it (DESIGN 9)."""
 
-    if isinstance(step.function, Function):
-        return Step(step.name, step.function, step.ns)
-    return FrameStep(step.name, step.function, None if step.ns.everything else step.ns.pattern)
+    def __init__(self, limit: MaxLag | None, reader: LogReader) -> None:
+        self._limit = limit or MaxLag()
+        self._reader = reader
+        self._looked = 0.0
+        self._told = 0.0
+        self.seconds = 0.0
+        self.share = 0.0
+        """Of the limit; 1 and more is beyond it."""
+
+    @property
+    def detaches(self) -> bool:
+        return self.share >= 1 and self._limit.then is WhenBehind.DETACH
+
+    def look(self, at: LogPoint, end: LogPoint) -> None:
+        """Measure, now and then: the age of the oldest message that is missing costs a look into the log."""
+        now = time.monotonic()
+        if now - self._looked < _AGE_EVERY:
+            return
+        self._looked = now
+        behind = end.offset > at.offset
+        self.seconds = self._age(at, end) if behind else 0.0
+        used = end.byte - at.byte if behind else 0
+        shares = [
+            used / self._limit.bytes if self._limit.bytes else 0.0,
+            self.seconds / self._limit.seconds if self._limit.seconds else 0.0,
+        ]
+        self.share = max(shares)
+        for mark in (0.8, 0.5):
+            if self.share >= mark > self._told:
+                self._told = mark
+                log.warning("a sink is at %.0f %% of its max_lag", 100 * self.share)
+        if self.share < 0.5:
+            self._told = 0.0
+
+    def _age(self, at: LogPoint, end: LogPoint) -> float:
+        for _, record in self._reader.records(at.byte, end.byte):
+            if not record.control and record.offset >= at.offset:
+                return max(time.time() - record.ts / 1e6, 0.0)
+        return 0.0
 
 
-def told(error: BaseException) -> PenstockError:
-    """The error as one that can be told later: Spark's own can be read only while its JVM lives."""
-    return error if isinstance(error, PenstockError) else PenstockError(first_line(error))
+def _set_apart(
+    spark: SparkSession, reader: LogReader, begin: int, first: LogPoint
+) -> list[tuple[DataFrame, LogPoint]]:
+    """What the companion of the log still has from `begin` on, a few thousand messages at a time."""
+    import pyarrow as pa
 
+    from penstock.spark.columns import SCHEMA
+    from penstock.spark.single import batch_of
 
-def first_line(error: BaseException) -> str:
-    """One line that tells a person what happened; of Spark's long texts the one that says why.
-
-    A failure in a Python worker carries a traceback, whose last line is the error itself.
-    """
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    for at, line in enumerate(lines):
-        if line.startswith("Traceback (most recent call last)"):
-            raised = [text for text in lines[at + 1 :] if _RAISED.match(text)]
-            return raised[0] if raised else lines[0]
-    return lines[0]
-
-
-_RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit): ")
+    records = list(reader.compacted(begin, first.offset - 1))
+    pieces = [records[at : at + _CATCH_UP] for at in range(0, len(records), _CATCH_UP)] or [[]]
+    ends = [LogPoint(MessageOffset(piece[0].offset), ByteOffset(0)) for piece in pieces[1:]] + [first]
+    frames = [spark.createDataFrame(pa.Table.from_batches([batch_of(piece)], SCHEMA)) for piece in pieces]
+    return list(zip(frames, ends, strict=True))

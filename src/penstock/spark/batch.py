@@ -1,16 +1,20 @@
-"""One micro-batch, from a range of the log to a moved offset (DESIGN 5).
+"""One micro-batch, from a range of the log to a moved offset (DESIGN 5, 6).
 
 1. Know the range [from, to) of the log: where the sink stands, and the end that Spark planned.
 2. Filter and transform (`transform.py`).
 3. Stage: tasks write under names of their own and report; no message body reaches this process.
-4. Decide: rows that Spark read must be all messages of the range, each delivered, dropped or refused. A
-   refused message ends the batch before it: what lies ahead of it is staged again and published, then the
-   sink stops.
+4. Decide: rows that Spark read must be all messages of the range, each delivered, dropped or refused. Where a
+   refused message stops the sink, it ends the batch before it: what lies ahead of it is staged again and
+   published, then the sink stops. Where it becomes a dead letter, it is kept as one, durably, before 5.
 5. Publish: the sink's publisher makes the staged rows visible and moves the position inside the target.
 6. Commit: the offset log moves.
 
 A crash between 5 and 6 publishes nothing twice: the target's own position says what it has, and a batch is
-recognised by its offsets, never by Spark's number for it.
+recognised by its offsets, never by Spark's number for it. A batch of which nothing goes to the target is noted,
+and written by the next one that does, or within the interval of the offset log.
+
+A target may refuse a batch as a whole, without saying for which message. The range is then noted in the offset
+log, and at the next start it is delivered one message at a time (`single.py`), each acknowledged before the next.
 """
 
 from __future__ import annotations
@@ -18,41 +22,45 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import os
 import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.adaptors.base import Order, Publisher, Refusal, Sink, SinkPosition, Stage, Staged, Stager
+from penstock.adaptors.base import Order, Publisher, Refusal, Sink, SinkPosition, Staged
 from penstock.base import faults
-from penstock.base.errors import CorruptError, PenstockError, RefusedError
-from penstock.functions.chain import Step
+from penstock.base.errors import CorruptError, PenstockError, RefusedError, UsageError
+from penstock.functions.chain import Step, StepCount
 from penstock.log.message import ByteOffset, MessageOffset
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.positions import LogPoint
+from penstock.spark.reach import Reach
+from penstock.spark.single import Delivered, advanced, refuse_older_target
+from penstock.spark.tasks import SingleTask, StageTask, Task
 from penstock.spark.transform import (
+    BURIED_AT_ONCE,
     REPORTED_REFUSALS,
     Earlier,
     FrameStep,
     Seen,
-    Segment,
-    highest_offsets,
     observed,
     segments,
+    summed,
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from penstock.functions.chain import NamespaceMatcher, Refused
+    from penstock.functions.chain import NamespaceMatcher
+
+Bury = Callable[[int, Sequence[Refusal]], None]
+"""Keeps refused messages among the dead letters of a generation of the sink; durable on return."""
 
 
 class AccountError(PenstockError):
@@ -67,8 +75,10 @@ class BatchReport:
     end: LogPoint
     delivered: int
     dropped: int
+    dead: int
     rows: int
     seconds: float
+    steps: Mapping[str, StepCount] = field(default_factory=dict)
 
 
 class BatchRunner:
@@ -77,33 +87,44 @@ class BatchRunner:
     def __init__(
         self,
         *,
+        pipeline: str,
         sink_name: str,
         sink: Sink,
         accept: NamespaceMatcher,
         steps: Sequence[Step | FrameStep],
-        offsets: OffsetLog,
+        claim: Callable[[], OffsetLog],
+        reach: Reach,
         log_id: str,
         scratch: Path,
+        bury: Bury,
         done: Callable[[BatchReport], None],
     ) -> None:
+        """`claim` takes the sink's offset log: at the start, and again whenever a task has had it."""
+        self._pipeline = pipeline
         self._name = sink_name
         self._sink = sink
         self._passes = segments(steps, accept)
-        self._offsets = offsets
+        self._claim = claim
+        self._reach = reach
         self._log_id = log_id
+        self._scratch = scratch
         self._staging = sink.staging(scratch)
+        self._bury = bury
         self._done = done
         self._publisher: Publisher | None = None
         self._in_target = 0
-        self._at = LogPoint(MessageOffset(0), ByteOffset(0))
+        self._log_end = 0
         self._checkpoint = Path()
         self._busy = threading.Lock()
         self._stopping = False
+        self._checked = False
+        self.offsets = claim()
+        self.at = LogPoint(MessageOffset(self.offsets.state.commit.watermark), ByteOffset(0))
+        """Where the next batch begins."""
+        self.buries = False
+        """Whether refused messages become dead letters from the next batch on; if not, the first one ends its batch."""
+        self._burying = False
         self.failure: BaseException | None = None
-
-    @property
-    def watermark(self) -> int:
-        return self._offsets.state.commit.watermark
 
     def open(self, log_end: int) -> None:
         """Open the target and learn what it has; before the first batch, and after any failure.
@@ -111,49 +132,75 @@ class BatchRunner:
         A target that has less than was acknowledged, or more than the log has messages, belongs to another time
         of this pipeline: one of the two was brought back from a copy.
         """
-        self.close()
         self.failure = None
         self._stopping = False
-        commit = self._offsets.state.commit
+        self._open(log_end)
+
+    @property
+    def is_open(self) -> bool:
+        return self._publisher is not None
+
+    def _open(self, log_end: int) -> None:
+        self.close()
+        self._log_end = max(log_end, self._log_end)
+        commit = self.offsets.state.commit
         publisher = self._sink.publisher()
         held = publisher.open(SinkPosition(self._log_id, commit.generation, commit.watermark))
         self._publisher = publisher
-        if held is not None and held.watermark < commit.watermark:
+        if held is not None:
+            refuse_older_target(self._name, held.watermark, commit.in_target)
+            self._refuse_newer_target(held.watermark)
+        self._in_target = held.watermark if held is not None else 0
+
+    def _refuse_newer_target(self, held: int) -> None:
+        if held > self._log_end:
             raise CorruptError(
-                f"the target of sink '{self._name}' has the messages below {held.watermark}, "
-                f"but those below {commit.watermark} were acknowledged",
+                f"the target of sink '{self._name}' has the messages below {held}, "
+                f"but the log ends at {self._log_end}",
                 where=self._name,
-                position=held.watermark,
-                hint="an older copy was put in its place: bring the newer one back",
-            )
-        if held is not None and held.watermark > log_end:
-            raise CorruptError(
-                f"the target of sink '{self._name}' has the messages below {held.watermark}, "
-                f"but the log ends at {log_end}",
-                where=self._name,
-                position=log_end,
+                position=self._log_end,
                 hint="the data directory is an older copy: bring the newer one back, or move the target away",
             )
-        self._in_target = held.watermark if held is not None else 0
 
     def start(self, at: LogPoint, checkpoint: Path) -> None:
         """Tell where the query begins, and which checkpoint directory it was given."""
-        self._at = at
+        self.at = at
         self._checkpoint = checkpoint
+
+    def ask_to_stop(self) -> None:
+        """Let no further batch begin."""
+        self._stopping = True
 
     def stop(self, patience: float) -> bool:
         """Let no further batch begin, and wait for the one under way; False if it takes too long."""
         self._stopping = True
-        if not self._busy.acquire(timeout=patience):
+        if not self._busy.acquire(timeout=max(patience, 0.0)):
             return False
-        self._busy.release()
+        try:
+            self.offsets.flush(_now())
+        finally:
+            self._busy.release()
         return True
+
+    def keep_offsets(self) -> None:
+        """Write what was noted, and keep the offset log small; unless a batch is under way, which is soon enough."""
+        if self._busy.acquire(blocking=False):
+            try:
+                self.offsets.flush(_now())
+                self.offsets.compact(_now())
+            finally:
+                self._busy.release()
 
     def close(self) -> None:
         if self._publisher is not None:
             self._publisher.close()
             self._publisher = None
         shutil.rmtree(self._staging, ignore_errors=True)
+
+    def mark(self, change: Callable[[Commit], Commit]) -> None:
+        """Write a commit that moves no message, such as that the sink is detached."""
+        with self._busy:
+            self._committed(change(self.offsets.state.commit), {})
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Called by Spark for each batch; an exception ends the query."""
@@ -166,168 +213,279 @@ class BatchRunner:
                 self.failure = error
                 raise
 
+    def catch_up(self, frame: DataFrame, end: LogPoint) -> None:
+        """Deliver messages that the query will not give: those that compaction has set apart."""
+        with self._busy:
+            self._range(frame, self.at, end, frame.count())
+            self.at = end
+
     def _run(self, frame: DataFrame, batch_id: int) -> None:
+        begin, end = self.at, planned_end(self._checkpoint, batch_id)
+        if end.offset > begin.offset:
+            self._range(frame, begin, end, None)
+        self.at = end
+
+    def _range(self, frame: DataFrame, begin: LogPoint, end: LogPoint, messages: int | None) -> None:
+        """Deliver [begin, end), which holds so many `messages`: all that there can be, if not given."""
+        stands = self.offsets.state.commit.watermark
+        if begin.offset != stands:
+            raise AccountError(
+                f"sink '{self._name}': a batch begins with message {begin.offset}, the offset log stands at {stands}; "
+                "nothing of it was published"
+            )
+        self._burying = self.buries
+        careful = self.offsets.state.commit.careful
+        if begin.offset < careful:
+            stop = LogPoint(MessageOffset(min(end.offset, careful)), begin.byte)
+            self._singly(frame, begin, stop)
+            begin = stop
+            messages = None if messages is None else frame.where(f"offset >= {stop.offset}").count()
+        if begin.offset < end.offset:
+            self._in_bulk(frame, begin, end, messages)
+
+    def _in_bulk(self, frame: DataFrame, begin: LogPoint, end: LogPoint, messages: int | None) -> None:
         started = time.monotonic()
-        begin, end = self._at, planned_end(self._checkpoint, batch_id)
-        if end.offset == begin.offset:
-            self._at = end
-            return
+        work = _Work(frame, begin, end, messages)
         refused: Refusal | None = None
-        parts = self._staged(frame, begin, end)
-        while (first := _first_refusal(parts)) is not None:
-            refused = first
-            end = LogPoint(MessageOffset(first.offset), end.byte)
-            parts = self._staged(frame, begin, end) if end.offset > begin.offset else []
-        report = self._publish(parts, begin, end, started)
-        self._at = end
-        self._done(report)
+        tasks = self._staged(work)
+        while refusals := _refusals(tasks):
+            if not self._burying:
+                refused = refusals[0]
+                work = work.until(refused.offset)
+            else:
+                work = work.burying(refusals, until=_last_told(tasks))
+                if self._told_all(tasks, refusals):
+                    break
+            tasks = self._staged(work) if work.end.offset > begin.offset else []
+        self._done(self._publish(tasks, work, started))
+        self.at = work.end
         if refused is not None:
             raise refusal_error(self._name, refused)
 
-    def _staged(self, frame: DataFrame, begin: LogPoint, end: LogPoint) -> list[Staged]:
+    def _told_all(self, tasks: Sequence[Task], refusals: Sequence[Refusal]) -> bool:
+        """Whether what is staged holds nothing of a refused message.
+
+        A function that makes several rows of a message may have one of them refused and the others staged.
+        """
+        multiplies = any(hasattr(step.function, "apply_batch") for step in self._passes[0].chain.steps)
+        by_functions = all(refusal.node != self._name for refusal in refusals)
+        told = not any(task.more for task in tasks)
+        return told and by_functions and len(self._passes) == 1 and not multiplies
+
+    def _staged(self, work: _Work) -> list[Task]:
         """Steps 2 to 4. Plans that keep the order of the log need no sort; others are staged anew, sorted.
 
         Also where the sink asks for no order but a DataFrame function may have spread one message over tasks,
         which would count it more than once.
         """
-        parts = self._stage(frame, begin, end, sort=False)
+        tasks = self._stage(work, sort=False)
         matters = self._sink.order is not Order.NONE or len(self._passes) > 1
-        if matters and not _in_order(parts):
-            parts = self._stage(frame, begin, end, sort=True)
-        return sorted(parts, key=lambda part: part.first)
+        if matters and not _in_order(tasks):
+            tasks = self._stage(work, sort=True)
+        return sorted(tasks, key=lambda task: task.staged.first)
 
-    def _stage(self, frame: DataFrame, begin: LogPoint, end: LogPoint, *, sort: bool) -> list[Staged]:
+    def _stage(self, work: _Work, *, sort: bool) -> list[Task]:
         from pyspark.sql import Observation
         from pyspark.sql import functions as sf
 
-        directory = self._staging / f"{begin.offset}-{end.offset}-{uuid.uuid4().hex[:8]}"
+        begin, end = work.begin.offset, work.end.offset
+        directory = self._staging / f"{begin}-{end}-{uuid.uuid4().hex[:8]}"
         directory.mkdir(mode=0o700, parents=True)
         seen = Observation()
-        # Cuts only if a refused message ends the batch.
-        whole = frame.where(sf.col("offset") < end.offset)
+        whole = work.messages_of()
         frame = whole.observe(seen, sf.count(sf.lit(1)).alias("messages"))
-        earlier = Earlier(frame, self._passes)
+        earlier = self._earlier(frame, work.leave_out(self._acked()))
         frame = earlier.frame
         if sort:
             # In one task, since a range sort would run the plan twice, and count twice what it reads.
             frame = frame.repartition(1).sortWithinPartitions("offset")
-        task = _StageTask(
+        leave_out = work.leave_out(self._acked()) if len(self._passes) == 1 else ()
+        task = StageTask(
             self._passes[-1],
             self._sink.stager(),
             directory,
             self._in_target,
             self._name,
+            self._limit,
+            leave_out,
         )
         rows = frame.mapInArrow(task, "report STRING").collect()
         read = observed(seen, "messages")
         if read is None:  # a function that keeps nothing, which Spark found out without reading anything
             read = whole.count()
-        if read != end.offset - begin.offset:
+        if read != work.messages:
             raise AccountError(
-                f"sink '{self._name}': the log holds {end.offset - begin.offset} messages in "
-                f"[{begin.offset}, {end.offset}), Spark read {read}; nothing of them was published"
+                f"sink '{self._name}': the log holds {work.messages} messages in "
+                f"[{begin}, {end}), Spark read {read}; nothing of them was published"
             )
-        parts = [_decode_staged(row[0]) for row in rows]
+        tasks = [msgspec.json.decode(row[0], type=Task) for row in rows]
         if len(self._passes) > 1:
-            parts.append(_told_by(earlier.seen()))
-        return parts
+            tasks.append(_told_by(earlier.seen(), self._limit))
+        self._refuse_made_up(tasks, begin, end)
+        return tasks
 
-    def _publish(
-        self, parts: Sequence[Staged], begin: LogPoint, end: LogPoint, started: float
-    ) -> BatchReport:
+    def _refuse_made_up(self, tasks: Sequence[Task], begin: int, end: int) -> None:
+        """A row that belongs to no message of the batch can be neither acknowledged nor buried, however often."""
+        told = {refusal.offset for task in tasks for refusal in task.staged.refused}
+        for task in tasks:
+            told |= {task.staged.first, task.staged.last} if task.staged.rows else set()
+        if strange := sorted(offset for offset in told if not begin <= offset < end):
+            raise UsageError(
+                f"sink '{self._name}': a function made up offset {strange[0]} in the batch [{begin}, {end}); "
+                "nothing of it was published",
+                hint="a function must leave the column offset as it is",
+            )
+
+    @property
+    def _limit(self) -> int:
+        return BURIED_AT_ONCE if self._burying else REPORTED_REFUSALS
+
+    def _acked(self) -> tuple[int, ...]:
+        return self.offsets.state.commit.acked
+
+    def _earlier(self, frame: DataFrame, leave_out: Sequence[int]) -> Earlier:
+        earlier = Earlier(frame, self._passes, leave_out, self._limit, check=not self._checked)
+        self._checked = True
+        return earlier
+
+    def _publish(self, tasks: Sequence[Task], work: _Work, started: float) -> BatchReport:
         """Steps 5 and 6."""
-        assert self._publisher is not None
-        before = self._offsets.state.commit
+        before = self.offsets.state.commit
+        begin, end = work.begin, work.end
+        parts = [task.staged for task in tasks]
         delivered = sum(part.messages for part in parts)
         rows = sum(part.rows for part in parts)
-        dropped = end.offset - begin.offset - delivered
+        dead = sorted(work.dead.values(), key=lambda refusal: refusal.offset)
+        dropped = end.offset - begin.offset - delivered - len(dead)
         if dropped < 0:
             raise AccountError(
                 f"sink '{self._name}': {delivered} messages staged of {end.offset - begin.offset} in "
                 f"[{begin.offset}, {end.offset}); a function made up offsets"
             )
-        with faults.step("publish"):
-            position = SinkPosition(self._log_id, before.generation, max(end.offset, self._in_target))
-            self._publisher.publish([part for part in parts if part.part], position)
-        self._in_target = position.watermark
-        commit = Commit(
-            watermark=end.offset,
-            generation=before.generation,
-            delivered=before.delivered + delivered,
-            dropped=before.dropped + dropped,
-            dead=before.dead,
-            rows=before.rows + rows,
-        )
-        namespaces: dict[str, int] = {}
-        for part in parts:
-            for ns, offset in part.namespaces.items():
-                namespaces[ns] = max(offset, namespaces.get(ns, -1))
-        self._offsets.commit(commit, namespaces, time.time_ns() // 1000)
+        if dead:
+            with faults.step("bury"):
+                self._bury(before.generation, dead)
+        commit = advanced(before, end.offset, delivered=delivered, dropped=dropped, dead=len(dead), rows=rows)
+        namespaces = _highest(parts)
+        if delivered:
+            self._move(parts, commit)
+        if delivered or dead:
+            self._committed(commit, namespaces)
+        else:
+            self.offsets.note(commit, namespaces)
         for entry in self._staging.glob("*-*-*"):
             shutil.rmtree(entry, ignore_errors=True)
-        return BatchReport(begin, end, delivered, dropped, rows, time.monotonic() - started)
+        counts: dict[str, StepCount] = {}
+        for task in tasks:
+            counts = summed(counts, task.counts)
+        seconds = time.monotonic() - started
+        return BatchReport(begin, end, delivered, dropped, len(dead), rows, seconds, counts)
+
+    def _move(self, parts: Sequence[Staged], commit: Commit) -> None:
+        """Publish, and move the position inside the target. A batch refused as a whole is noted as such."""
+        assert self._publisher is not None
+        position = SinkPosition(self._log_id, commit.generation, max(commit.watermark, self._in_target))
+        try:
+            with faults.step("publish"):
+                self._publisher.publish([part for part in parts if part.part], position)
+        except RefusedError as error:
+            before = self.offsets.state.commit
+            careful = max(before.careful, commit.watermark)
+            self._committed(msgspec.structs.replace(before, careful=careful), {})
+            raise RefusedError(
+                f"sink '{self._name}' stopped before message {before.watermark}: its target refused the batch "
+                f"{before.watermark} to {commit.watermark - 1}: {error.message}",
+                hint="run it again: these messages then go one at a time, up to the one that is refused",
+            ) from error
+        self._in_target = position.watermark
+
+    def _committed(self, commit: Commit, namespaces: Mapping[str, int]) -> None:
+        self.offsets.commit(commit, namespaces, _now())
+
+    def _singly(self, frame: DataFrame, begin: LogPoint, end: LogPoint) -> None:
+        """Deliver [begin, end) one message at a time, in one task that has target and offset log for itself."""
+        at = begin.offset
+        while at < end.offset:
+            started = time.monotonic()
+            before, done = LogPoint(at, begin.byte), self._single_job(frame, at, end.offset)
+            at = MessageOffset(done.watermark)
+            self.at = LogPoint(at, begin.byte)
+            self._done(
+                BatchReport(before, self.at, done.delivered, done.dropped, 0, 0, time.monotonic() - started)
+            )
+            if done.refused is None:
+                continue
+            if not self._burying:
+                raise refusal_error(self._name, done.refused)
+            with faults.step("bury"):
+                self._bury(self.offsets.state.commit.generation, [done.refused])
+            passed = advanced(self.offsets.state.commit, at + 1, dead=1)
+            self._committed(passed, {done.refused.ns: done.refused.offset})
+            at = MessageOffset(at + 1)
+
+    def _single_job(self, frame: DataFrame, begin: int, end: int) -> Delivered:
+        work = frame.where(f"offset >= {begin} AND offset < {end}")
+        refused: Refusal | None = None
+        if len(self._passes) > 1:  # what functions before the last pass refuse is known only afterwards
+            earlier = self._earlier(work, self._acked())
+            earlier.frame.count()
+            told = _told_by(earlier.seen(), self._limit).staged.refused
+            if told:
+                refused = told[0]
+                end = refused.offset
+                work = work.where(f"offset < {end}")
+        rows = self._earlier(work, ()).frame.repartition(1).sortWithinPartitions("offset")
+        task = SingleTask(
+            self._passes[-1], self._pipeline, self._name, self._sink, self._reach, self._log_id, self._scratch, end
+        )  # fmt: skip
+        assert self._publisher is not None
+        self._publisher.close()
+        try:
+            (answer,) = rows.mapInArrow(task, "report STRING").collect()
+        finally:
+            self.offsets = self._claim()
+        self._open(end)
+        delivered = msgspec.json.decode(answer[0], type=Delivered)
+        return delivered if delivered.refused is not None else dataclasses.replace(delivered, refused=refused)
 
 
-class _StageTask:
-    """The last pass of a batch, in a worker: the chain, then the sink's stager. Yields one report."""
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A range of the log on its way to the sink: how far it goes, and who in it is dead."""
 
-    def __init__(self, segment: Segment, stager: Stager, directory: Path, skip_below: int, sink: str) -> None:
-        self._segment = segment
-        self._stager = stager
-        self._directory = directory
-        self._skip_below = skip_below
-        self._sink = sink
+    frame: DataFrame
+    begin: LogPoint
+    end: LogPoint
+    given: int | None
+    """How many messages there are in the range, if it has holes."""
+    dead: Mapping[int, Refusal] = field(default_factory=dict)
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-        from pyspark import TaskContext
+    @property
+    def messages(self) -> int:
+        whole = self.end.offset - self.begin.offset
+        return whole if self.given is None else self.given
 
-        context = TaskContext.get()
-        assert context is not None
-        name = f"{context.partitionId():05d}-{context.attemptNumber()}-{uuid.uuid4().hex[:8]}"
-        tally = _Tally()
-        with faults.step("stage"):
-            stage = Stage(self._directory, name, self._skip_below)
-            staged = self._stager.stage(stage, self._rows(batches, tally))
-        by_the_sink = [dataclasses.replace(refusal, node=self._sink) for refusal in staged.refused]
-        refused = sorted([*by_the_sink, *tally.refused], key=lambda refusal: refusal.offset)
-        report = dataclasses.replace(
-            staged, refused=refused[:REPORTED_REFUSALS], namespaces={**staged.namespaces, **tally.namespaces}
+    def until(self, offset: int) -> _Work:
+        """The work that ends before a message."""
+        end = LogPoint(MessageOffset(offset), self.end.byte)
+        shorter = dataclasses.replace(self, end=end)
+        if self.given is None:
+            return shorter
+        return dataclasses.replace(shorter, given=shorter.messages_of().count())
+
+    def burying(self, refusals: Iterable[Refusal], until: int | None) -> _Work:
+        work = self if until is None or until >= self.end.offset else self.until(until)
+        dead = {**self.dead, **{refusal.offset: refusal for refusal in refusals}}
+        return dataclasses.replace(
+            work, dead={offset: dead[offset] for offset in dead if offset < work.end.offset}
         )
-        yield pa.RecordBatch.from_pydict({"report": [_encode_staged(report)]})
 
-    def _rows(self, batches: Iterator[pa.RecordBatch], tally: _Tally) -> Iterator[pa.RecordBatch]:
-        import pyarrow.compute as pc
+    def leave_out(self, acked: Sequence[int]) -> tuple[int, ...]:
+        return (*(offset for offset in acked if offset < self.end.offset), *self.dead)
 
-        for batch in batches:
-            tally.count(batch)
-            nulls = batch.filter(pc.is_null(batch.column("data")))
-            if nulls.num_rows:
-                tally.refuse_nulls(nulls, self._sink)
-                batch = batch.filter(pc.is_valid(batch.column("data")))
-            passed, refused = self._segment.chain.apply(batch, self._segment.accept)
-            tally.refuse(refused)
-            yield passed
-
-
-class _Tally:
-    """What a task saw before anything was filtered: the highest offset of each namespace, and refusals."""
-
-    def __init__(self) -> None:
-        self.namespaces: dict[str, int] = {}
-        self.refused: list[Refusal] = []
-
-    def count(self, batch: pa.RecordBatch) -> None:
-        for ns, offset in highest_offsets(batch).items():
-            self.namespaces[ns] = max(offset, self.namespaces.get(ns, -1))
-
-    def refuse(self, refused: Sequence[Refused]) -> None:
-        self.refused += [Refusal(r.offset, r.ns, r.error, r.node) for r in refused[:REPORTED_REFUSALS]]
-
-    def refuse_nulls(self, batch: pa.RecordBatch, sink: str) -> None:
-        for row in batch.slice(0, REPORTED_REFUSALS).select(["offset", "ns"]).to_pylist():
-            error = "data is null: the text is not JSON, or a DataFrame function made it so"
-            self.refused.append(Refusal(row["offset"], row["ns"], error, sink))
+    def messages_of(self) -> DataFrame:
+        """Cuts only where a refused message ends the batch, or where it follows careful delivery."""
+        return self.frame.where(f"offset >= {self.begin.offset} AND offset < {self.end.offset}")
 
 
 def planned_end(checkpoint: Path, batch_id: int) -> LogPoint:
@@ -342,31 +500,48 @@ def refusal_error(sink: str, refusal: Refusal) -> RefusedError:
     return RefusedError(
         f"sink '{sink}' stopped before message {refusal.offset} of namespace '{refusal.ns}', "
         f"which '{refusal.node}' refused: {refusal.error}",
-        hint=f"look at it with `penstock xlog show {refusal.offset}`; everything before it is delivered",
+        hint=f"everything before it is delivered; look at it with `penstock xlog show {refusal.offset}`, "
+        f"go past it with `penstock offset ack {sink} {refusal.offset}`, or mend the cause and run again",
     )
 
 
-def _first_refusal(parts: Sequence[Staged]) -> Refusal | None:
-    refused = [refusal for part in parts for refusal in part.refused]
-    return min(refused, key=lambda refusal: refusal.offset, default=None)
+def _refusals(tasks: Sequence[Task]) -> list[Refusal]:
+    """What was refused, each message once, in the order of their offsets."""
+    found: dict[int, Refusal] = {}
+    for task in tasks:
+        for refusal in task.staged.refused:
+            found.setdefault(refusal.offset, refusal)
+    return [found[offset] for offset in sorted(found)]
 
 
-def _in_order(parts: Sequence[Staged]) -> bool:
+def _last_told(tasks: Sequence[Task]) -> int | None:
+    """Where a batch must end so that every refusal in it is known; None if all of them are."""
+    ends = [task.staged.refused[-1].offset + 1 for task in tasks if task.more]
+    return min(ends, default=None)
+
+
+def _in_order(tasks: Sequence[Task]) -> bool:
     """Whether the parts, put one behind the other, are in the order of their offsets."""
-    staged = sorted((part for part in parts if part.rows), key=lambda part: part.first)
+    staged = sorted((task.staged for task in tasks if task.staged.rows), key=lambda part: part.first)
     apart = all(one.last < two.first for one, two in itertools.pairwise(staged))
     return apart and all(part.ordered for part in staged)
 
 
-def _told_by(seen: Seen) -> Staged:
+def _highest(parts: Sequence[Staged]) -> dict[str, int]:
+    """The highest offset of each namespace over all parts."""
+    namespaces: dict[str, int] = {}
+    for part in parts:
+        for ns, offset in part.namespaces.items():
+            namespaces[ns] = max(offset, namespaces.get(ns, -1))
+    return namespaces
+
+
+def _told_by(seen: Seen, limit: int) -> Task:
     """What the passes before the last one told, as if a task had staged nothing and reported it."""
     refusals = [Refusal(r.offset, r.ns, r.error, r.node) for r in seen.refused]
-    return Staged("", 0, 0, 0, -1, -1, True, dict(seen.namespaces), refusals)
+    staged = Staged("", 0, 0, 0, -1, -1, True, dict(seen.namespaces), refusals)
+    return Task(staged, dict(seen.counts), more=len(refusals) >= limit)
 
 
-def _encode_staged(staged: Staged) -> str:
-    return msgspec.json.encode({**dataclasses.asdict(staged), "pid": os.getpid()}).decode()
-
-
-def _decode_staged(text: str) -> Staged:
-    return msgspec.json.decode(text, type=Staged)
+def _now() -> int:
+    return time.time_ns() // 1000

@@ -1,29 +1,35 @@
 """Log bytes to Arrow columns, a buffer at a time.
 
 The schema of a message in Spark is `offset, ts, mode, op, ns, key, data`. Only the walk from record to record
-is a loop over rows (`log.record.boundaries`); every field is then gathered for all records at once: numbers
-by numpy, texts as Arrow *views* into the buffer (16 bytes each: length, then the text itself up to 12 bytes,
-or its prefix and place), which Arrow copies into an ordinary column in one go.
+is a loop over rows; every field is then gathered for all records at once. Numbers come through numpy views of the
+buffer that begin at every byte, of which the wanted ones are taken. Texts are Arrow *views* into the buffer (16 bytes
+each: length, then the text itself up to 12 bytes, or its prefix and place), which Arrow copies into an ordinary
+column in one go. So nothing that is returned refers to the buffer, and a caller may fill it anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from penstock.base.disk import Buffer
+from penstock.log import record as rec
 from penstock.log.message import MODE_WORDS, OP_WORDS
 from penstock.log.record import (
     CONTROL,
+    MAX_SIZE,
     MODE_MASK,
     NEWER,
     OP_MASK,
     OP_SHIFT,
+    PREFIX,
     WITH_HEADER,
     CorruptRecordError,
-    boundaries,
+    Record,
 )
 
 if TYPE_CHECKING:
@@ -46,61 +52,121 @@ SCHEMA = pa.schema(
 SPARK_SCHEMA = "offset BIGINT, ts TIMESTAMP, mode STRING, op STRING, ns STRING, key STRING, data STRING"
 COLUMNS = tuple(SCHEMA.names)
 
-_MODES = pa.array(MODE_WORDS)
-_OPS = pa.array(OP_WORDS)
 _INLINE = 12
 
+_SIZE = struct.Struct(">8xI")
+_PREFIX = np.dtype([("offset", ">i8"), ("size", ">u4"), ("ts", ">i8"), ("attributes", "u1"), ("key", ">u4")])
+"""A record up to the length of its namespace."""
 
-def decode(buffer: bytes, where: str, base: int = 0) -> tuple[pa.RecordBatch, int]:
+
+def decode(buffer: Buffer, where: str, base: int = 0) -> tuple[pa.RecordBatch, int]:
     """The messages in the whole records of `buffer`, and how many bytes these records take.
 
     Control records are left out. `where` and `base` name the journal and the buffer's place in it.
     """
-    starts, consumed = boundaries(buffer, where, base)
-    fields = _Fields(buffer, np.array(starts, dtype=np.int64), where, base)
-    return fields.batch(), consumed
+    starts, consumed = record_starts(buffer, where, base)
+    if not len(starts):
+        return _EMPTY, consumed
+    return _Fields(buffer, starts, where, base).batch(), consumed
+
+
+def record_starts(buffer: Buffer, where: str, base: int = 0) -> tuple[Positions, int]:
+    """Where the whole records of `buffer` begin, and where the last of them ends; `log.record.boundaries` on columns.
+
+    Lengths chain from record to record, so this walk cannot be done on columns; checking them can.
+    """
+    starts: list[int] = []
+    append = starts.append
+    unpack = _SIZE.unpack_from
+    limit = len(buffer) - PREFIX.size
+    position = 0
+    while position <= limit:
+        append(position)
+        position += 21 + unpack(buffer, position)[0]
+    ends = np.fromiter(starts, np.int64, len(starts))
+    ends[:-1] = ends[1:]
+    ends[-1:] = position
+    begins = np.fromiter(starts, np.int64, len(starts))
+    sizes = ends - begins - PREFIX.size
+    wrong = (sizes < 8) | (sizes > MAX_SIZE)
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        at = base + starts[first]
+        raise CorruptRecordError(f"a record of size {sizes[first]}", where=where, position=at)
+    if position > len(buffer):
+        return begins[:-1], starts[-1]
+    return begins, position
+
+
+def record_ends(buffer: Buffer, where: str, base: int, upcoming: int) -> tuple[Positions, Positions]:
+    """Of each whole record: the byte behind it, and the offset of the next message from there on.
+
+    `base` is the buffer's place in the journal, `upcoming` the next message's offset there.
+    """
+    starts, consumed = record_starts(buffer, where, base)
+    if not len(starts):
+        return starts, starts
+    prefixes = Texts(buffer).items(starts, _PREFIX)
+    following = np.where(prefixes["attributes"] & CONTROL, 0, prefixes["offset"].astype(np.int64) + 1)
+    ends = np.append(starts[1:], consumed) + base
+    return ends, np.maximum(np.maximum.accumulate(following), upcoming)
+
+
+def of_records(records: Iterable[Record]) -> pa.RecordBatch:
+    """Messages that are at hand as records, as the same columns."""
+    batch, _ = decode(b"".join(map(rec.encode, records)), "records")
+    return batch
 
 
 class _Fields:
-    """The fields of the records that begin at `starts`."""
+    """The fields of the records that begin at `starts`; at least one."""
 
-    def __init__(self, buffer: bytes, starts: Positions, where: str, base: int) -> None:
-        self._buffer = buffer
-        self._bytes = np.frombuffer(buffer, dtype=np.uint8)
-        attributes = self._bytes[starts + 20]
+    def __init__(self, buffer: Buffer, starts: Positions, where: str, base: int) -> None:
+        self._texts = Texts(buffer)
         self._where, self._base = where, base
+        prefixes = self._texts.items(starts, _PREFIX)
+        attributes = np.ascontiguousarray(prefixes["attributes"])
         self._refuse(starts, (attributes & NEWER) != 0, "a record of a newer format")
         messages = (attributes & CONTROL) == 0
-        self.starts = starts[messages]
-        self.attributes = attributes[messages]
+        everything = bool(messages.all())
+        self.starts = starts if everything else starts[messages]
+        self.prefixes = prefixes if everything else prefixes[messages]
+        self.attributes = attributes if everything else attributes[messages]
 
     def batch(self) -> pa.RecordBatch:
-        starts, attributes = self.starts, self.attributes
+        starts, prefixes, attributes = self.starts, self.prefixes, self.attributes
         if not len(starts):
-            return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in SCHEMA], schema=SCHEMA)
-        ns_length = self._u32(starts + 21)
-        size = self._u32(starts + 8)
+            return _EMPTY
+        ns_length = prefixes["key"].astype(np.int64)
+        size = prefixes["size"].astype(np.int64)
         self._refuse(starts, ns_length + 8 > size, "a key longer than its record")
         data_at = starts + 25 + ns_length
-        data_length = self._u32(data_at)
+        data_length = self._texts.u32(data_at)
         self._refuse(starts, ns_length + data_length + 8 != size, "lengths that do not add up")
         ops = attributes >> OP_SHIFT & OP_MASK
         modes = attributes & MODE_MASK
         self._refuse(starts, (ops >= len(OP_WORDS)) | (modes >= len(MODE_WORDS)), "an unknown op or mode")
         key, text_at, text_length = self._headers(data_at + 4, data_length)
-        stamps = pa.array(self._u64(starts + 12)).view(pa.timestamp("us", tz="UTC"))
         return pa.RecordBatch.from_arrays(
             [
-                pa.array(self._u64(starts)),
-                stamps,
-                _MODES.take(pa.array(modes)),
-                _OPS.take(pa.array(ops)),
-                self._texts(starts + 25, ns_length),
+                numbers(prefixes["offset"].astype(np.int64)),
+                numbers(prefixes["ts"].astype(np.int64), pa.timestamp("us", tz="UTC")),
+                _MODES.take(numbers(modes, pa.uint8())),
+                _OPS.take(numbers(ops, pa.uint8())),
+                self._namespaces(starts + 25, ns_length),
                 key,
-                self._texts(text_at, text_length),
+                self._column(text_at, text_length),
             ],
             schema=SCHEMA,
         )
+
+    def _namespaces(self, at: Positions, length: Positions) -> pa.Array:
+        """Mostly there is one alone, which is then not looked at again for each record."""
+        if length[0] and (length == length[0]).all():
+            texts = self._texts.items(at, np.dtype(f"V{length[0]}")).view(np.uint8).reshape(len(at), -1)
+            if (texts == texts[0]).all():
+                return self._column(at[:1], length[:1]).take(numbers(np.zeros(len(at), np.uint8), pa.uint8()))
+        return self._column(at, length)
 
     def _headers(self, at: Positions, length: Positions) -> tuple[pa.Array, Positions, Positions]:
         """The row keys, and where the text proper begins: behind the header, if there is one."""
@@ -108,8 +174,8 @@ class _Fields:
         if not len(has):
             return pa.nulls(len(at), pa.string()), at, length
         self._refuse(self.starts[has], length[has] < 8, "a damaged header")
-        header = 4 + self._u32(at[has])
-        key_length = self._u32(at[has] + 4).astype(np.int32).astype(np.int64)
+        header = 4 + self._texts.u32(at[has])
+        key_length = self._texts.u32(at[has] + 4).astype(np.int32).astype(np.int64)
         wrong = (header > length[has]) | (key_length < -1) | (8 + key_length > header)
         self._refuse(self.starts[has], wrong, "a damaged header")
         text_at, text_length = at.copy(), length.copy()
@@ -119,44 +185,93 @@ class _Fields:
         key_size = np.full(len(at), -1, dtype=np.int64)
         key_at[has] = at[has] + 8
         key_size[has] = key_length
-        return self._texts(key_at, key_size), text_at, text_length
+        return self._column(key_at, key_size), text_at, text_length
 
-    def _texts(self, at: Positions, length: Positions) -> pa.Array:
-        """A string column of these slices of the buffer; a negative length is a null."""
-        views = np.zeros((len(at), 4), dtype=np.int32)
-        views[:, 0] = np.maximum(length, 0)
-        raw = views.view(np.uint8)
-        reach = np.arange(_INLINE)
-        last = len(self._bytes) - 1
-        raw[:, 4:] = self._bytes[np.minimum(at[:, None] + reach, last)]
-        raw[:, 4:][(reach >= length[:, None]) & (length <= _INLINE)[:, None]] = 0
-        long = length > _INLINE
-        views[long, 2] = 0
-        views[long, 3] = at[long]
-        nulls = None
-        if (length < 0).any():
-            nulls = pa.py_buffer(np.packbits(length >= 0, bitorder="little"))
-        buffers = [nulls, pa.py_buffer(views), pa.py_buffer(self._buffer)]
-        column = pa.Array.from_buffers(pa.binary_view(), len(at), buffers).cast(pa.binary())
+    def _column(self, at: Positions, length: Positions) -> pa.Array:
         try:
-            return column.cast(pa.string())
+            return self._texts.strings(at, length)
         except pa.ArrowInvalid as error:
             raise CorruptRecordError(
                 f"text that is not UTF-8 ({error})", where=self._where, position=self._base
             ) from None
 
-    def _u32(self, at: Positions) -> Positions:
-        gathered: Positions = self._bytes[at[:, None] + np.arange(4)].view(">u4").ravel().astype(np.int64)
-        return gathered
-
-    def _u64(self, at: Positions) -> Positions:
-        gathered: Positions = self._bytes[at[:, None] + np.arange(8)].view(">i8").ravel().astype(np.int64)
-        return gathered
-
     def _refuse(self, starts: Positions, wrong: NDArray[np.bool_], what: str) -> None:
         if wrong.any():
             position = self._base + int(starts[int(np.argmax(wrong))])
             raise CorruptRecordError(what, where=self._where, position=position)
+
+
+class Texts:
+    """Slices of a buffer as columns."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer
+        self._bytes = np.frombuffer(buffer, dtype=np.uint8)
+
+    def items(self, at: Positions, kind: np.dtype[np.void]) -> NDArray[np.void]:
+        """What stands at these places, each of which must be whole; as plain bytes, since those copy fastest."""
+        shape = (max(len(self._bytes) - kind.itemsize + 1, 0),)
+        raw = np.ndarray(shape, f"V{kind.itemsize}", self._bytes, strides=(1,))
+        return raw[at].view(kind)
+
+    def u32(self, at: Positions) -> Positions:
+        shape = (max(len(self._bytes) - 3, 0),)
+        everywhere: NDArray[np.uint32] = np.ndarray(shape, ">u4", self._bytes, strides=(1,))
+        return everywhere[at].astype(np.int64)
+
+    def strings(self, at: Positions, length: Positions) -> pa.Array:
+        """A string column of these slices; a negative length is a null. ArrowInvalid if they are not UTF-8."""
+        return self.binaries(at, length).cast(pa.string())
+
+    def binaries(self, at: Positions, length: Positions) -> pa.Array:
+        """A binary column of these slices; a negative length is a null."""
+        views = np.zeros((len(at), 4), dtype=np.int32)
+        views[:, 0] = np.maximum(length, 0)
+        views[:, 3] = at
+        short = length <= _INLINE
+        if short.all():
+            views[:, 1:] = self._inline(at, length)
+        elif short.any():
+            views[short, 1:] = self._inline(at[short], length[short])
+        nulls = None
+        if (length < 0).any():
+            nulls = pa.py_buffer(np.packbits(length >= 0, bitorder="little"))
+        buffers = [nulls, pa.py_buffer(views), pa.py_buffer(self._bytes)]
+        return pa.Array.from_buffers(pa.binary_view(), len(at), buffers).cast(pa.binary())
+
+    def _inline(self, at: Positions, length: Positions) -> NDArray[np.int32]:
+        """The texts themselves, filled up with zeros; those near the end of the buffer by themselves."""
+        if len(self._bytes) < _INLINE:
+            self._bytes = np.append(self._bytes, np.zeros(_INLINE, np.uint8))
+        room = len(self._bytes) - _INLINE
+        content = self.items(np.minimum(at, room), _TWELVE).view(np.int32).reshape(-1, 3)
+        for i in np.flatnonzero(at > room):
+            tail = bytes(self._bytes[at[i] :]).ljust(_INLINE, b"\0")
+            content[i] = np.frombuffer(tail, np.int32)
+        masked: NDArray[np.int32] = content & _MASKS[np.maximum(length, 0)]
+        return masked
+
+
+_TWELVE = np.dtype(f"V{_INLINE}")
+_MASKS = np.tril(np.full((_INLINE + 1, _INLINE), 0xFF, np.uint8), -1).view(np.int32)
+"""For each length up to 12, ones where the text is."""
+
+_EMPTY = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in SCHEMA], schema=SCHEMA)
+
+
+def numbers(values: NDArray[np.int64] | NDArray[np.uint8], kind: pa.DataType | None = None) -> pa.Array:
+    """A column of these numbers, without a copy. `pa.array` would import pandas first, in every worker process."""
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(values))]
+    return pa.Array.from_buffers(kind or pa.int64(), len(values), buffers)
+
+
+def _words(words: Sequence[str]) -> pa.Array:
+    lengths = np.fromiter(map(len, words), np.int64, len(words))
+    return Texts("".join(words).encode()).strings(np.cumsum(lengths) - lengths, lengths)
+
+
+_MODES = _words(MODE_WORDS)
+_OPS = _words(OP_WORDS)
 
 
 def cut(batch: pa.RecordBatch, max_rows: int, max_bytes: int) -> Iterator[pa.RecordBatch]:

@@ -201,6 +201,8 @@ def spark_settings(app: str, master: str, driver_memory: str, places: _Places) -
         "spark.driver.memory": driver_memory,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        # Spark's own, and the keys that executors on other machines get to make tokens with (`reach.py`).
+        "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|auth_?keys",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": places.warehouse.as_uri(),
         "spark.sql.catalogImplementation": "in-memory",
@@ -282,11 +284,22 @@ def _prepare(scratch: Path) -> _Places:
         class_list=scratch / "classes.list",
         jvm_crash=scratch / "jvm-crash-%p.log",
     )
+    _refuse_strange(places)
     _discard(places)
     for directory in (places.local, places.warehouse, places.temporary, places.sockets):
         directory.mkdir(mode=0o700, exist_ok=True)
     places.log_settings.write_text(_LOG_SETTINGS)
     return places
+
+
+def _refuse_strange(places: _Places) -> None:
+    """Where no session was before, there is nothing of ours to remove."""
+    for directory in (places.local, places.warehouse, places.temporary):
+        if not places.log_settings.exists() and directory.is_dir() and any(directory.iterdir()):
+            raise UsageError(
+                f"{directory} would be emptied for Spark, but no session has made it",
+                hint="give the session a directory of its own as scratch",
+            )
 
 
 def _socket_dir(scratch: Path) -> Path:

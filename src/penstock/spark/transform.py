@@ -10,12 +10,12 @@ hidden column and is what goes on, unless the function assigned `data`: then the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.base.errors import UsageError
-from penstock.functions.chain import Chain, NamespaceMatcher, Refused, Step
+from penstock.functions.chain import Chain, NamespaceMatcher, Refused, Step, StepCount
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,18 +27,23 @@ PASSED_SCHEMA = (
     "offset BIGINT, ts TIMESTAMP, mode STRING, op STRING, ns STRING, key STRING, data STRING, origin STRING"
 )
 _TEXT = "_penstock_text"
+_MEANT = "_penstock_meant"
+"""Whether a DataFrame function means the row's namespace; decided by the one matcher there is, in Python."""
 
 REPORTED_REFUSALS = 100
 """A task reports so many refusals in full; the first one is what stops the sink."""
 
+BURIED_AT_ONCE = 1000
+"""Where refused messages become dead letters, a task reports so many; a batch with more of them ends there."""
+
 
 @dataclass(frozen=True, slots=True)
 class FrameStep:
-    """A function of a DataFrame, for the namespaces that `pattern` finds (None: all)."""
+    """A function of a DataFrame, for the namespaces that `accept` lets through (None: all)."""
 
     name: str
     function: Callable[[DataFrame], DataFrame]
-    pattern: str | None
+    accept: NamespaceMatcher | None
 
 
 class Everything:
@@ -72,59 +77,88 @@ def segments(steps: Sequence[Step | FrameStep], accept: NamespaceMatcher) -> lis
 
 
 class Seen(NamedTuple):
-    """What passes before the last one tell: what they refused, and the highest offset of each namespace."""
+    """What passes before the last one tell: refusals, the highest offset of each namespace, counts of steps."""
 
     refused: tuple[Refused, ...] = ()
     namespaces: tuple[tuple[str, int], ...] = ()
+    counts: tuple[tuple[str, StepCount], ...] = ()
 
-    def and_(self, other: Seen) -> Seen:
-        """Both together. A task that ran twice tells the same twice: no harm."""
-        refused = sorted({*self.refused, *other.refused})[:REPORTED_REFUSALS]
+    def and_(self, other: Seen, limit: int) -> Seen:
+        """Both together. A task that ran twice refuses the same twice: no harm; it may count twice."""
+        refused = sorted({*self.refused, *other.refused})[:limit]
         highest = dict(sorted([*self.namespaces, *other.namespaces], key=lambda pair: pair[1]))
-        return Seen(tuple(refused), tuple(highest.items()))
+        counts = summed(dict(self.counts), dict(other.counts))
+        return Seen(tuple(refused), tuple(highest.items()), tuple(counts.items()))
+
+
+def summed(one: Mapping[str, StepCount], two: Mapping[str, StepCount]) -> dict[str, StepCount]:
+    """Counts of the same steps, taken together."""
+    return {
+        name: one.get(name, StepCount()).and_(two.get(name, StepCount()))
+        for name in dict.fromkeys((*one, *two))
+    }
 
 
 class Earlier:
-    """The passes before the last one in a batch: the frame behind them, and what they have to tell."""
+    """The passes before the last one in a batch: the frame behind them, and what they have to tell.
 
-    def __init__(self, frame: DataFrame, passes: Sequence[Segment]) -> None:
-        self._told: Accumulator[Seen] = _accumulator(frame)
-        self._unparsed: list[tuple[str, Observation]] = []
-        for segment in passes[:-1]:
+    `leave_out` are offsets that must not be sent (an operator acknowledged them, or they are dead); `limit` is how
+    many refusals are told.
+    """
+
+    def __init__(
+        self,
+        frame: DataFrame,
+        passes: Sequence[Segment],
+        leave_out: Sequence[int],
+        limit: int,
+        *,
+        check: bool,
+    ) -> None:
+        self._limit = limit
+        self._told: Accumulator[Seen] = _accumulator(frame, limit)
+        self._looks: list[tuple[str, Observation, Observation]] = []
+        for place, segment in enumerate(passes[:-1]):
             assert segment.frame_step is not None
-            frame = frame.mapInArrow(_Pass(segment.chain, segment.accept, self._told), PASSED_SCHEMA)
-            frame = self._apply(segment.frame_step, frame)
+            step = segment.frame_step
+            task = _Pass(segment, self._told, limit, leave_out if not place else ())
+            frame = frame.mapInArrow(task, f"{PASSED_SCHEMA}, {_MEANT} BOOLEAN")
+            frame = self._apply(step, frame, check=check)
         self.frame = frame
 
     def seen(self) -> Seen:
         """To be asked once the batch has been staged."""
         seen = self._told.value
-        for step, observation in self._unparsed:
-            first = observed(observation, "first")
+        for step, before, after in self._looks:
+            first = observed(before, "first")
             if first is not None:
                 error = "Spark cannot read the text as JSON (a name twice, perhaps, or a number out of range)"
-                seen = seen.and_(Seen((Refused(first["offset"], first["ns"], error, step),)))
+                seen = seen.and_(Seen((Refused(first["offset"], first["ns"], error, step),)), self._limit)
+            into, out = observed(before, "rows") or 0, observed(after, "rows") or 0
+            count = StepCount(into, out, max(into - out, 0), 0)
+            seen = seen.and_(Seen(counts=((step, count),)), self._limit)
         return seen
 
-    def _apply(self, step: FrameStep, frame: DataFrame) -> DataFrame:
+    def _apply(self, step: FrameStep, frame: DataFrame, *, check: bool) -> DataFrame:
         """Give a DataFrame function what it may see, and make of its result a frame of messages again."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as sf
 
         others = None
-        if step.pattern is not None:
-            matches = sf.col("ns").rlike(step.pattern)
-            others = frame.where(~matches)
-            frame = frame.where(matches)
+        if step.accept is not None:
+            others = frame.where(~sf.col(_MEANT)).drop(_MEANT)
+            frame = frame.where(sf.col(_MEANT))
+        frame = frame.drop(_MEANT)
         shown = frame.withColumn(_TEXT, sf.col("data")).withColumn("data", sf.try_parse_json("data"))
         # A text that does not parse is a null here, which the function would drop without a word.
-        unparsed = Observation()
+        before, after = Observation(), Observation()
         place = sf.when(sf.col("data").isNull(), sf.struct("offset", "ns"))
-        shown = shown.observe(unparsed, sf.min(place).alias("first"))
-        self._unparsed.append((step.name, unparsed))
-        result = step.function(shown)
-        _require_columns(step, result)
-        back = _back_to_text(shown, result)
+        shown = shown.observe(before, sf.min(place).alias("first"), sf.count(sf.lit(1)).alias("rows"))
+        result = _planned(step, shown)
+        if check:
+            refuse_state(step, shown, result)
+        back = _back_to_text(shown, result).observe(after, sf.count(sf.lit(1)).alias("rows"))
+        self._looks.append((step.name, before, after))
         return back if others is None else back.unionByName(others)
 
 
@@ -138,7 +172,7 @@ def observed(observation: Observation, name: str) -> Any:
         return None
 
 
-def _accumulator(frame: DataFrame) -> Accumulator[Seen]:
+def _accumulator(frame: DataFrame, limit: int) -> Accumulator[Seen]:
     from pyspark.accumulators import AccumulatorParam
 
     class Gather(AccumulatorParam[Seen]):
@@ -146,7 +180,7 @@ def _accumulator(frame: DataFrame) -> Accumulator[Seen]:
             return Seen()
 
         def addInPlace(self, one: Seen, two: Seen) -> Seen:  # noqa: N802
-            return one.and_(two)
+            return one.and_(two, limit)
 
     return frame.sparkSession.sparkContext.accumulator(Seen(), Gather())
 
@@ -161,20 +195,63 @@ def highest_offsets(batch: pa.RecordBatch) -> dict[str, int]:
     return {row[names]: row["offset_max"] for row in rows}
 
 
+def without(batch: pa.RecordBatch, leave_out: Sequence[int]) -> pa.RecordBatch:
+    """The batch without the rows of these messages."""
+    import numpy as np
+    import pyarrow as pa
+
+    if not leave_out:
+        return batch
+    out = np.isin(batch.column("offset").to_numpy(), np.array(leave_out, dtype=np.int64))
+    return batch.filter(pa.array(~out)) if out.any() else batch
+
+
 class _Pass:
     """One pass through a chain, in a worker; what it has to tell goes back through the accumulator."""
 
-    def __init__(self, chain: Chain, accept: NamespaceMatcher, told: Accumulator[Seen]) -> None:
-        self._chain = chain
-        self._accept = accept
+    def __init__(
+        self, segment: Segment, told: Accumulator[Seen], limit: int, leave_out: Sequence[int]
+    ) -> None:
+        assert segment.frame_step is not None
+        self._chain = segment.chain
+        self._accept = segment.accept
+        # Only this of the DataFrame function, which stays here: it may hold columns, which cannot be pickled.
+        self._meant = segment.frame_step.accept
         self._told = told
+        self._limit = limit
+        self._leave_out = tuple(leave_out)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             highest = highest_offsets(batch)
-            passed, refused = self._chain.apply(batch, self._accept)
-            self._told.add(Seen(tuple(refused[:REPORTED_REFUSALS]), tuple(highest.items())))
-            yield passed
+            applied = self._chain.apply(without(batch, self._leave_out), self._accept)
+            refused = tuple(applied.refused[: self._limit])
+            self._told.add(Seen(refused, tuple(highest.items()), tuple(applied.counts.items())))
+            yield self._marked(applied.batch)
+
+    def _marked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch, and for each row whether the DataFrame function behind this pass means it."""
+        import pyarrow as pa
+
+        accept = self._meant
+        names = batch.column("ns").dictionary_encode()
+        answers = [accept is None or accept.matches(ns) for ns in names.dictionary.to_pylist()]
+        return batch.append_column(_MEANT, pa.array(answers, pa.bool_()).take(names.indices))
+
+
+def _planned(step: FrameStep, shown: DataFrame) -> DataFrame:
+    """What the function makes of the frame. A plan that Spark refuses would be refused every time."""
+    from pyspark.errors import AnalysisException, ParseException
+
+    try:
+        result = step.function(shown)
+    except (AnalysisException, ParseException) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(
+            f"transformation '{step.name}': {reason}", hint="see the query or function there"
+        ) from None
+    _require_columns(step, result)
+    return result
 
 
 def _require_columns(step: FrameStep, result: object) -> None:
@@ -191,6 +268,44 @@ def _require_columns(step: FrameStep, result: object) -> None:
             f"transformation '{step.name}' lost of the message's columns: {', '.join(missing)}",
             hint="keep the message's columns; use withColumn and where rather than select",
         )
+
+
+_STATEFUL = {"Aggregate": "an aggregation", "Deduplicate": "a de-duplication", "Window": "a window function"}
+
+
+def refuse_state(step: FrameStep, shown: DataFrame, result: DataFrame) -> None:
+    """Refuse operators whose result would depend on where a batch begins and ends.
+
+    A batch is whatever was there at the time; after a restart it is another one (DESIGN 3).
+    """
+    given = shown._jdf.queryExecution().analyzed()
+    found = _stateful(result._jdf.queryExecution().analyzed(), given)
+    if found is not None:
+        raise UsageError(
+            f"transformation '{step.name}' uses {found}, which sees only the messages of one batch",
+            hint="keep state in a query of your own on spark.readStream.format('penstock'), or in an immortal",
+        )
+
+
+def _stateful(node: Any, given: Any) -> str | None:
+    """The first operator that keeps state between this node and what the function was given."""
+    if node.fastEquals(given):
+        return None
+    name: str = node.nodeName()
+    children = [node.children().apply(i) for i in range(node.children().size())]
+    if name in _STATEFUL:
+        return _STATEFUL[name]
+    if name == "Join" and all(_holds(child, given) for child in children):
+        return "a join of the messages with themselves"
+    return next((found for child in children if (found := _stateful(child, given)) is not None), None)
+
+
+def _holds(node: Any, given: Any) -> bool:
+    """Whether messages come out of this part of a plan."""
+    if node.nodeName() == given.nodeName() == "CollectMetrics":
+        return True
+    children = node.children()
+    return any(_holds(children.apply(i), given) for i in range(children.size()))
 
 
 def _back_to_text(shown: DataFrame, result: DataFrame) -> DataFrame:

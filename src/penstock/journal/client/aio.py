@@ -16,8 +16,8 @@ What is tried again by itself, and what is not:
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +33,7 @@ from penstock.journal.client.connection import NoTokens, Tls, Tokens
 from penstock.journal.client.errors import BrokerGoneError, JournalError, TimedOutError, translated
 from penstock.journal.client.reader import Reader, ReadOptions
 from penstock.journal.client.routes import Line, Lines, RouteCache
-from penstock.journal.client.shared import SMALL, SharedAppends, takes_batches
+from penstock.journal.client.shared import NotTakenError, Sharing
 from penstock.journal.client.streamed import append_over
 from penstock.journal.protocol import (
     AppendRequest,
@@ -95,9 +95,7 @@ class AsyncClient:
         self.routes = RouteCache()
         self.lines = Lines(address, tls)
         self._closed = False
-        self._appending: Counter[str] = Counter()
-        """Appends under way, by journal."""
-        self._shared: dict[tuple[str, str], SharedAppends] = {}
+        self._sharing = Sharing()
 
     def __repr__(self) -> str:
         return f"AsyncClient({self.address!r})"
@@ -152,51 +150,30 @@ class AsyncClient:
         """One attempt; its answer, whatever it says."""
         if self._closed:
             raise BrokerGoneError("the client is closed", harmless=True)
-        line = self.primary_line(first.journal)
-        metadata = connection.bearer(self.tokens.for_append(first.journal))
-        self._appending[first.journal] += 1
         try:
-            with line.busy():
-                if await self._shares(line, first, content, metadata):
-                    assert not isinstance(content, AsyncIterable)
-                    shared = self._shared_by(line, first.journal, metadata)
-                    async with asyncio.timeout(timeout):
-                        response = await shared.append(requests.whole(first, content))
-                else:
-                    response = await append_over(line, first, content, timeout, metadata)
-        except TimeoutError:
-            raise TimedOutError(f"the broker at {line.address} did not answer in time") from None
+            response = await self._sent(first, content, timeout)
         except BrokerGoneError:
             self.routes.forget(first.journal)
             raise
-        finally:
-            self._appending[first.journal] -= 1
-            if not self._appending[first.journal]:
-                del self._appending[first.journal]
         self.observe(first.journal, response.header)
         return response
 
-    async def _shares(
-        self,
-        line: Line,
-        first: AppendRequest,
-        content: Sequence[memoryview] | AsyncIterable[bytes],
-        metadata: connection.Metadata,
-    ) -> bool:
-        """Whether an append goes with others: it is small, and others of its journal are under way."""
-        if self._appending[first.journal] < 2 or isinstance(content, AsyncIterable):
-            return False
-        if line.takes_batches is None:
-            line.takes_batches = await takes_batches(line, metadata)
-        return line.takes_batches and sum(map(len, content)) <= SMALL
+    async def _sent(
+        self, first: AppendRequest, content: Sequence[memoryview] | AsyncIterable[bytes], timeout: float
+    ) -> AppendResponse:
+        """Over the stream that small appends share, or as a call of its own."""
+        line = self.primary_line(first.journal)
 
-    def _shared_by(self, line: Line, journal: str, metadata: connection.Metadata) -> SharedAppends:
-        shared = self._shared.get((line.address, journal))
-        if shared is None or shared.ended:
-            shared = self._shared[line.address, journal] = SharedAppends(line, metadata)
-            for key in [key for key, other in self._shared.items() if other.ended]:
-                del self._shared[key]
-        return shared
+        def metadata() -> connection.Metadata:
+            return connection.bearer(self.tokens.for_append(first.journal))
+
+        if not isinstance(content, AsyncIterable):
+            stream = self._sharing.stream_for(line, first.journal, sum(map(len, content)), metadata)
+            if stream is not None:
+                with suppress(NotTakenError):
+                    return await stream.append(requests.whole(first, content), timeout)
+        with line.busy():
+            return await append_over(line, first, content, timeout, metadata())
 
     def read(
         self,
@@ -397,8 +374,7 @@ class AsyncClient:
     async def close(self) -> None:
         """End everything; appends under way fail or are cancelled, and are in doubt."""
         self._closed = True
-        for shared in list(self._shared.values()):
-            await shared.close()
+        await self._sharing.close()
         await self.lines.close()
 
     async def __aenter__(self) -> AsyncClient:

@@ -1,4 +1,4 @@
-"""YAML text as nodes that know their lines: the ground under `specs`.
+"""YAML text as nodes that know their lines: the ground under everything that people write as YAML.
 
 Nodes are put together from the parser's events, without recursion, so that no text can exhaust the stack.
 Refused, with the line: what is not YAML, keys that come twice, tags, a second document, text that is too large
@@ -8,6 +8,7 @@ type it has is for whoever knows the field to say.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from penstock.base.errors import UsageError
@@ -15,9 +16,7 @@ from penstock.base.errors import UsageError
 try:
     import yaml
 except ModuleNotFoundError:
-    raise UsageError(
-        "journal specs are YAML, and PyYAML is not installed", hint="pip install 'penstock[broker]'"
-    ) from None
+    raise UsageError("this is YAML, and PyYAML is not installed", hint="pip install PyYAML") from None
 
 MAX_BYTES = 16 << 20
 MAX_DEPTH = 200
@@ -112,7 +111,7 @@ class _Composer:
             case yaml.DocumentStartEvent():
                 self._documents += 1
                 if self._documents > 1:
-                    raise fail(line, "a second document", hint="apply one document at a time")
+                    raise fail(line, "a second document", hint="give one document at a time")
             case yaml.ScalarEvent():
                 _check_tag(event, line)
                 self._add(Scalar(line, text=event.value, plain=not event.style), event.anchor, line)
@@ -193,6 +192,31 @@ def text(node: Node, what: str) -> str:
     if not isinstance(node, Scalar):
         raise fail(node.line, f"expected a single value for {what}")
     return "" if node.is_null else node.text
+
+
+_INTEGER = re.compile(r"[-+]?[0-9]+")
+_MOST_DIGITS = 1000
+_FLOAT = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?")
+
+
+def plain(node: Node) -> object:
+    """The node as Python values, by YAML 1.2's core rules: `yes`, `on` and `1:30` are words, `0o7` is not a number."""
+    if isinstance(node, Mapping):
+        return {key: plain(value) for key, value in node.items.items()}
+    if isinstance(node, Sequence):
+        return [plain(item) for item in node.items]
+    assert isinstance(node, Scalar)
+    if not node.plain:
+        return node.text
+    if node.is_null:
+        return None
+    if node.text in ("true", "True", "TRUE", "false", "False", "FALSE"):
+        return node.text.lower() == "true"
+    if _INTEGER.fullmatch(node.text):
+        if len(node.text) > _MOST_DIGITS:
+            raise fail(node.line, f"a number of more than {_MOST_DIGITS} digits", hint="put it in quotes")
+        return int(node.text)
+    return float(node.text) if _FLOAT.fullmatch(node.text) else node.text
 
 
 def integer(node: Node, what: str) -> int:

@@ -1,0 +1,351 @@
+"""Whole pipelines, measured: file to file through the log, beside Spark alone doing the same without one.
+
+    python benchmarks/pipeline.py [--documents 1000000] [--rounds 3] [--only copy,rows,latency,crash] [--json]
+
+    copy      documents of about 200 bytes from a file of JSON lines into another: as they are, with `pick`, with `js`;
+              beside it Spark reading the text, doing the same to it and writing text, with no log and no offsets
+    rows      the log into Spark's noop sink, beside the same rows from Parquet and from JSON text
+    latency   at 1,000 messages a second: from the making of a message to the commit of the batch that held it
+    crash     from `kill -9` of a run to the first commit of the next one, Spark's start included
+
+The cases take turns in rotated order and the median counts. All share one warm Spark session on two cores, but for
+`crash`, which starts processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from penstock import Pipeline
+from penstock import adaptors as a
+from penstock import functions as f
+from penstock.functions.base import Function
+from penstock.journal.client import Client
+from penstock.journal.datadir import DataDir
+from penstock.journal.embedded import EmbeddedBroker, connect
+from penstock.log import offsets
+from penstock.log.commitlog import CommitLog
+from penstock.log.message import Message
+from penstock.pipeline.runner import run
+from penstock.pipeline.supervisor import SupervisedSink
+from penstock.spark.batch import BatchReport
+from penstock.spark.session import session, stop
+from penstock.spark.source import PenstockSource
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SCRIPT = """
+function transform(msg) {
+  msg.data.total = msg.data.total * 2;
+  return msg;
+}
+"""
+FIELDS = ("id", "total")
+RATE = 1_000
+LATENCY_SECONDS = 30
+WARM_UP_SECONDS = 8
+
+
+def document(number: int) -> str:
+    """About 200 bytes."""
+    return json.dumps(
+        {
+            "id": number,
+            "customer": f"customer {number % 5000:08d}",
+            "status": "shipped" if number % 3 else "open",
+            "total": round(number % 1000 * 1.25 + 0.5, 2),
+            "address": {"street": "Long Street 17", "city": "Springfield", "zip": f"{number % 99999:05d}"},
+            "tags": ["a", "b", "c"],
+        },
+        separators=(",", ":"),
+    )
+
+
+def timed(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def rotated(rounds: int, cases: Mapping[str, Callable[[], float]]) -> dict[str, float]:
+    """Run each case once a round, starting with another one each time; the median of each."""
+    names = list(cases)
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            taken[name].append(cases[name]())
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def js() -> Function:
+    return f.js(source=SCRIPT)
+
+
+def copies(root: Path, spark: SparkSession, documents: int, rounds: int) -> dict[str, float]:
+    """File to file: Penstock with its log and offsets, and Spark alone."""
+    given = root / "in.jsonl"
+    with given.open("w") as file:
+        file.writelines(document(i) + "\n" for i in range(documents))
+    turns = iter(range(1000))
+
+    def penstock(function: Callable[[], Function] | None) -> Callable[[], float]:
+        def work() -> float:
+            place = root / f"penstock-{next(turns)}"
+            place.mkdir()
+            pipeline = Pipeline("copy")
+            node = pipeline.source("in", a.file(uri=f"file://{given}"))
+            if function is not None:
+                node = node.transform("step", function())
+            node.save("out", a.file(uri=f"file://{place}/out.jsonl"))
+            summaries = []
+            seconds = timed(
+                lambda: summaries.append(run(pipeline, data_dir=place / "data", once=True, spark=spark))
+            )
+            assert summaries[0].exit_code == 0
+            assert summaries[0].sinks[0].delivered == documents
+            shutil.rmtree(place)
+            return seconds
+
+        return work
+
+    def bare(change: Callable[[DataFrame], DataFrame]) -> Callable[[], float]:
+        def work() -> float:
+            out = root / f"bare-{next(turns)}"
+            seconds = timed(lambda: change(spark.read.text(str(given))).write.text(str(out)))
+            shutil.rmtree(out)
+            return seconds
+
+        return work
+
+    cases = {
+        "none": (penstock(None), bare(lambda df: df)),
+        "pick": (penstock(lambda: f.pick(fields=list(FIELDS))), bare(_picked)),
+        "js": (penstock(js), bare(_scripted)),
+    }
+    for with_log, without in cases.values():  # both warm: classes loaded, code compiled
+        with_log()
+        without()
+    flat = {
+        f"{name} {who}": case for name, pair in cases.items() for who, case in zip("pb", pair, strict=True)
+    }
+    seconds = rotated(rounds, flat)
+    figures = {}
+    for name in cases:
+        figures[f"{name}_documents_per_second"] = documents / seconds[f"{name} p"]
+        figures[f"{name}_spark_alone_per_second"] = documents / seconds[f"{name} b"]
+        figures[f"{name}_ratio"] = seconds[f"{name} b"] / seconds[f"{name} p"]
+    return figures
+
+
+def _picked(frame: DataFrame) -> DataFrame:
+    """What a Spark user would write: parse what is needed, write it again as JSON."""
+    parsed = sf.from_json("value", "id BIGINT, total DOUBLE").alias("d")
+    return frame.select(parsed).select(sf.to_json(sf.struct("d.id", "d.total")).alias("value"))
+
+
+def _scripted(frame: DataFrame) -> DataFrame:
+    """The same engine, called from `mapInArrow`: Spark has no JavaScript of its own."""
+    from penstock.functions.chain import Chain, Step
+    from penstock.pipeline.namespace import Namespace
+
+    chain = Chain([Step("js", js(), Namespace(""))])
+
+    def change(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for batch in batches:
+            rows = batch.num_rows
+            whole = pa.RecordBatch.from_pydict(
+                {
+                    "offset": pa.array(range(rows), pa.int64()),
+                    "ts": pa.array([0] * rows, pa.int64()).view(pa.timestamp("us", tz="UTC")),
+                    "mode": pa.array(["copy"] * rows),
+                    "op": pa.array(["insert"] * rows),
+                    "ns": pa.array(["in"] * rows),
+                    "key": pa.nulls(rows, pa.string()),
+                    "data": batch.column("value"),
+                }
+            )
+            done = chain.apply(whole, Namespace(""))
+            yield pa.RecordBatch.from_pydict({"value": done.batch.column("data")})
+
+    return frame.mapInArrow(change, "value STRING")
+
+
+def rows(root: Path, spark: SparkSession, documents: int, rounds: int) -> dict[str, float]:
+    """The log into Spark, beside the same rows from Parquet and from JSON text."""
+    with EmbeddedBroker(root / "rows") as broker, Client(broker.address) as client:
+        log = CommitLog(client, "rows", root / "rows" / "index", 1 << 30, 0)
+        for first in range(0, documents, 10_000):
+            count = min(10_000, documents - first)
+            batch = [Message("orders", document(first + i).encode(), ts=first + i) for i in range(count)]
+            log.append(batch, {}, [], 0)
+        options = {"dataDir": str(root / "rows"), "pipeline": "rows", "partitions": "2"}
+
+        def from_log() -> DataFrame:
+            return spark.read.format("penstock").options(**options).load()
+
+        schema = from_log().schema
+        from_log().write.parquet(str(root / "parquet"))
+        from_log().write.json(str(root / "json"))
+        frames: dict[str, Callable[[], DataFrame]] = {
+            "log": from_log,
+            "parquet": lambda: spark.read.parquet(str(root / "parquet")),
+            "json": lambda: spark.read.schema(schema).json(str(root / "json")),
+        }
+
+        def noop(make: Callable[[], DataFrame]) -> Callable[[], float]:
+            return lambda: timed(lambda: make().write.format("noop").mode("overwrite").save())
+
+        for make in frames.values():
+            noop(make)()
+        seconds = rotated(rounds, {name: noop(make) for name, make in frames.items()})
+    return {
+        "rows_per_second": documents / seconds["log"],
+        "parquet_rows_per_second": documents / seconds["parquet"],
+        "json_rows_per_second": documents / seconds["json"],
+        "ratio_to_parquet": seconds["parquet"] / seconds["log"],
+        "ratio_to_json": seconds["json"] / seconds["log"],
+    }
+
+
+def latency(root: Path, spark: SparkSession) -> dict[str, float]:
+    """From the making of a message to the commit of its batch, once the JVM is warm."""
+    commits: list[tuple[float, int, int]] = []
+    real = SupervisedSink._batch_done
+
+    def noted(self: SupervisedSink, report: BatchReport) -> None:
+        commits.append((time.time(), report.begin.offset, report.end.offset))
+        real(self, report)
+
+    SupervisedSink._batch_done = noted  # type: ignore[method-assign]
+    try:
+        pipeline = Pipeline("latency")
+        count = RATE * (LATENCY_SECONDS + WARM_UP_SECONDS)
+        pipeline.source("in", a.generate(count=count, rate=RATE)).save(
+            "out", a.file(uri=f"file://{root}/latency.jsonl", envelope=True)
+        )
+        assert run(pipeline, data_dir=root / "latency", once=True, spark=spark).exit_code == 0
+    finally:
+        SupervisedSink._batch_done = real  # type: ignore[method-assign]
+    with (root / "latency.jsonl").open() as file:
+        made = [json.loads(line)["ts"] / 1e6 for line in file]
+    begin = made[0] + WARM_UP_SECONDS
+    waits = sorted(
+        committed - made[offset]
+        for committed, first, end in commits
+        for offset in range(first, end)
+        if made[offset] > begin
+    )
+    return {
+        "milliseconds_p50": 1000 * waits[len(waits) // 2],
+        "milliseconds_p99": 1000 * waits[len(waits) * 99 // 100],
+        "messages": float(len(waits)),
+        "batches": float(len(commits)),
+    }
+
+
+PIPELINE = """
+from penstock import Pipeline, adaptors as a
+p = Pipeline("crash")
+p.source("in", a.generate(count=10_000_000, rate=2000)).save("out", a.file(uri="file://out.jsonl"))
+"""
+
+
+def crash(root: Path, rounds: int) -> dict[str, float]:
+    """Kill a run, start it again at once, and wait until its sink has acknowledged something new."""
+    place = root / "crash"
+    place.mkdir()
+    (place / "pipeline.py").write_text(PIPELINE)
+    command = [sys.executable, "-m", "penstock", "run", "pipeline.py", "--cores", "2", "--http", "off"]
+
+    def started() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+
+    def watermark() -> int:
+        with connect(place / ".penstock") as client:
+            return offsets.load(client, "crash", "out").commit.watermark
+
+    def beyond(mark: int) -> None:
+        while not (place / ".penstock" / "VERSION").exists() or watermark() <= mark:
+            time.sleep(0.02)
+
+    taken = []
+    process = started()
+    beyond(0)
+    for _ in range(rounds):
+        time.sleep(2)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        begin = time.perf_counter()
+        process = started()
+        _wait_for_owner(place / ".penstock", process.pid)
+        beyond(watermark())
+        taken.append(time.perf_counter() - begin)
+    process.send_signal(signal.SIGTERM)
+    process.wait()
+    return {"seconds_to_first_commit": statistics.median(taken), "worst_seconds": max(taken)}
+
+
+def _wait_for_owner(path: Path, pid: int) -> None:
+    """Until the new run has the directory, so that looking does not get in its way."""
+    directory = DataDir(path)
+    while (owner := directory.owner()) is None or owner.pid != pid:
+        time.sleep(0.01)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--documents", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="copy,rows,latency,crash")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    wanted = asked.only.split(",")
+    results: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        if {"copy", "rows", "latency"} & set(wanted):
+            spark = session(app="benchmark", scratch=root / "spark", cores=min(2, os.cpu_count() or 2))
+            spark.dataSource.register(PenstockSource)
+            if "copy" in wanted:
+                results["file to file"] = copies(root, spark, asked.documents, asked.rounds)
+            if "rows" in wanted:
+                results["log to Spark"] = rows(root, spark, asked.documents, asked.rounds)
+            if "latency" in wanted:
+                results["latency at 1,000 messages a second"] = latency(root, spark)
+            stop(spark)
+        if "crash" in wanted:
+            results["from kill -9 to the first new commit"] = crash(root, asked.rounds)
+    if asked.json:
+        print(json.dumps(results))
+        return
+    for subject, figures in results.items():
+        print(subject)
+        for name, value in figures.items():
+            shown = f"{value:.2f}" if "ratio" in name or "seconds" in name else f"{value:,.0f}"
+            print(f"  {name.replace('_', ' '):32} {shown:>12}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Ground under everything that is rendered: tables, names, sizes, times. Pure.
+
+Text that comes from data is never taken for markup, and its control characters are spelled out.
+"""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli.common import visible
+from penstock.pipeline.operations import utc
+
+NOTHING = "-"
+
+
+def duration(seconds: float) -> str:
+    """`3.2 s`, `4 min 05 s`, `2 h 10 min`, `3 d 4 h`."""
+    seconds = max(seconds, 0.0)
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
+
+
+def byte_size(count: int) -> str:
+    """`512 B`, `1.5 KiB`, `64.0 MiB` ..."""
+    if count < 1024:
+        return f"{count} B"
+    size = float(count)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} TiB"
+
+
+def timestamp(ts: int) -> str:
+    """Microseconds since 1970 as a date in UTC; the bare number if no calendar reaches that far."""
+    return utc(ts)
+
+
+def ago(ts: int, now: int) -> str:
+    """How long before `now` something was, both in microseconds."""
+    return f"{duration((now - ts) / 1e6)} ago"
+
+
+def table(*columns: str) -> Table:
+    """A table without lines; a title that ends in `>` heads a column of numbers."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for title in columns:
+        numbers = title.endswith(">")
+        made.add_column(
+            title.rstrip(">"), justify="right" if numbers else "left", no_wrap=numbers, overflow="fold"
+        )
+    return made
+
+
+def name(text: str) -> Text:
+    return Text(visible(text))
+
+
+def error(node: str, text: str) -> Text:
+    return Text.assemble((visible(node), "bold red"), (f": {visible(text)}", "red"))
+
+
+def labelled(lines: dict[str, str | None]) -> str:
+    """Lines of `label     : text`, as the Transporter has them; those without text are left out."""
+    width = max(10, *(len(label) + 1 for label in lines))
+    return "\n".join(
+        f"{label:<{width}}: {visible(text)}" for label, text in lines.items() if text is not None
+    )

@@ -1,0 +1,47 @@
+"""`pretty`: show every message in the log file, and let it pass (Transporter reference, section 5).
+
+Each message's data is logged as JSON, behind a line break, at level INFO under the name of this module. `spaces` is
+the indent; 0 puts it on one line. The message goes on with its very text, also one whose data is no JSON, which
+is shown as it is.
+
+Not as in the original: `spaces` belongs to this one function (there the last `pretty` of a file decided for all of
+them), numbers are shown as they are written, and fields in their own order.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import ClassVar
+
+import msgspec
+
+from penstock.base.settings import setting
+from penstock.functions.kinds import NOT_AN_OBJECT, TextFunction
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pretty(TextFunction):
+    """Logs the data of each message."""
+
+    name: ClassVar[str] = "pretty"
+    description: ClassVar[str] = "show each message in the log file and pass it on"
+
+    spaces: int = setting("how far to indent; 0 for one line", default=2, example=2)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.spaces <= 16:
+            raise ValueError(f"setting 'spaces': expected 0 to 16, got {self.spaces}")
+
+    def rewrite(self, text: bytes) -> bytes:
+        if _log.isEnabledFor(logging.INFO):
+            _log.info("\n%s", self._shown(text))
+        return text
+
+    def _shown(self, text: bytes) -> str:
+        try:
+            return msgspec.json.format(text, indent=self.spaces).decode()
+        except NOT_AN_OBJECT:
+            return text.decode(errors="replace")

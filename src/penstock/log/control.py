@@ -1,0 +1,233 @@
+"""The control journal of a pipeline: what operators asked for, and what runs told of themselves.
+
+One JSON object a line, one append each. Nobody owns it: appends are atomic, and the order in the journal is the order
+in which things were asked. `state` is the fold: which sinks are paused, and the last run. Every edit of an operator
+leaves an entry here as well, so the journal is the audit record too.
+
+It keeps itself small. When it has grown, its fragment is closed and a summary appended: the fold of everything
+before that border, and the newest entries there that are more than heartbeats. What lies before the border is then
+trimmed; entries between the border and the summary, from others, count on top of the summary.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.base.errors import CorruptError
+from penstock.journal.client import Client
+from penstock.log.journals import (
+    KIND_LABEL,
+    PIPELINE_LABEL,
+    control_journal,
+    ensure,
+    extent,
+    journal_labels,
+    journal_spec,
+    read_whole,
+    steadily,
+)
+
+RUN_BEGIN, RUN_BEAT, RUN_END = "run-begin", "run-beat", "run-end"
+PAUSE, RESUME = "pause", "resume"
+BEAT_SECONDS = 5.0
+ALIVE_SECONDS = 20.0
+"""A run whose last beat is older is taken for dead, where no lock tells."""
+
+_SUMMARY = "summary"
+_SEGMENT_BYTES = 16 << 20
+_ROOM = 1 << 20
+_KEPT_ENTRIES = 1000
+
+Detail = dict[str, "str | int | float | bool | list[object] | dict[str, object] | None"]
+
+
+class ControlEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line: at `time` (us) `who` did `action`, on a sink perhaps."""
+
+    time: int
+    who: str
+    action: str
+    sink: str | None = None
+    detail: Detail = {}
+
+
+class RunMark(msgspec.Struct, frozen=True):
+    """What the last run told. `beat` is when it was last heard of; times in us."""
+
+    run: str
+    pid: int = 0
+    host: str = ""
+    http: str | None = None
+    began: int = 0
+    beat: int = 0
+    ended: bool = False
+    exit_code: int | None = None
+
+    def alive(self, now: int) -> bool:
+        """Whether it is taken to run still, at `now` (us)."""
+        return not self.ended and now - self.beat < ALIVE_SECONDS * 1_000_000
+
+
+class ControlState(msgspec.Struct, frozen=True):
+    """The fold over the entries."""
+
+    paused: frozenset[str] = frozenset()
+    run: RunMark | None = None
+
+    def after(self, entry: ControlEntry) -> ControlState:
+        """This state and one more entry."""
+        replace = msgspec.structs.replace
+        if entry.action == PAUSE and entry.sink is not None:
+            return replace(self, paused=self.paused | {entry.sink})
+        if entry.action == RESUME and entry.sink is not None:
+            return replace(self, paused=self.paused - {entry.sink})
+        if entry.action == RUN_BEGIN:
+            return replace(self, run=_begun(entry))
+        if self.run is None or entry.detail.get("run") != self.run.run:
+            # Of two that began at once the later one may have given way. Who beats lives.
+            takes_its_place = entry.action == RUN_BEAT and "pid" in entry.detail
+            return replace(self, run=_begun(entry)) if takes_its_place and self._vacant else self
+        if entry.action == RUN_BEAT:
+            return replace(self, run=replace(self.run, beat=max(self.run.beat, entry.time)))
+        if entry.action == RUN_END:
+            code = entry.detail.get("exit_code")
+            ended = replace(self.run, ended=True, exit_code=code if isinstance(code, int) else None)
+            return replace(self, run=ended)
+        return self
+
+    @property
+    def _vacant(self) -> bool:
+        return self.run is None or self.run.ended
+
+
+class _Summary(msgspec.Struct, frozen=True):
+    """Stands for everything before byte `upto`."""
+
+    upto: int
+    state: ControlState
+    kept: tuple[ControlEntry, ...] = ()
+
+
+class _Content(NamedTuple):
+    """What the journal says: the last summary, and the entries that count on top of it."""
+
+    summary: _Summary
+    entries: list[ControlEntry]
+    end: int
+
+    def state(self) -> ControlState:
+        state = self.summary.state
+        for entry in self.entries:
+            state = state.after(entry)
+        return state
+
+
+class Control:
+    """The control journal of one pipeline. Reading makes nothing; the first append makes the journal."""
+
+    def __init__(self, client: Client, pipeline: str) -> None:
+        self.journal = control_journal(pipeline)
+        self._client = client
+        self._pipeline = pipeline
+        self._there = False
+        self._tidied = 0
+        self._lock = threading.Lock()
+
+    def append(self, entry: ControlEntry) -> None:
+        """Add an entry; durable on return."""
+        with self._lock:
+            if not self._there:
+                extra = {PIPELINE_LABEL: self._pipeline, KIND_LABEL: "control"}
+                ensure(self._client, journal_spec(self.journal, _SEGMENT_BYTES, extra))
+                self._there = True
+                self._tidied = extent(self._client, self.journal).begin
+            landed = self._client.append(self.journal, msgspec.json.encode(entry) + b"\n")
+            if landed.end - self._tidied > _ROOM:
+                self._tidy(entry.time)
+
+    def entries(self, begin: int = 0) -> list[ControlEntry]:
+        """The entries from byte `begin` on; of what was trimmed, those that were worth keeping."""
+        content = self._read()
+        if begin > content.summary.upto:
+            return self.changed_since(begin)[1]
+        return [*content.summary.kept, *content.entries]
+
+    def state(self) -> ControlState:
+        return self._read().state()
+
+    def changed_since(self, byte: int) -> tuple[int, list[ControlEntry]]:
+        """The entries from `byte` on, and where to go on from the next time. Begin with 0."""
+        if not self._exists():
+            return 0, []
+        return steadily(lambda: self._changed_since(byte))
+
+    def _changed_since(self, byte: int) -> tuple[int, list[ControlEntry]]:
+        begin, head = extent(self._client, self.journal)
+        if byte >= head:
+            return byte, []
+        if byte < begin:
+            content = self._content()
+            return content.end, [*content.summary.kept, *content.entries]
+        raw = read_whole(self._client, self.journal, byte, head)
+        return head, [entry for _, entry in _parsed(raw, self.journal, byte) if entry.action != _SUMMARY]
+
+    def _exists(self) -> bool:
+        self._there = self._there or journal_labels(self._client, self.journal) is not None
+        return self._there
+
+    def _read(self) -> _Content:
+        if not self._exists():
+            return _Content(_Summary(0, ControlState()), [], 0)
+        return steadily(self._content)
+
+    def _content(self, below: int | None = None) -> _Content:
+        """All of it, or what counts of it below a border; summaries are looked for everywhere."""
+        begin, head = extent(self._client, self.journal)
+        raw = read_whole(self._client, self.journal, begin, head)
+        lines = list(_parsed(raw, self.journal, begin))
+        summary = _latest_summary(entry for _, entry in lines)
+        end = head if below is None else below
+        counted = [entry for at, entry in lines if summary.upto <= at < end and entry.action != _SUMMARY]
+        return _Content(summary, counted, end)
+
+    def _tidy(self, now: int) -> None:
+        """Sum up what lies before a new border, then trim it.
+
+        Another process may be doing the same. Whose border is behind has nothing left to sum up.
+        """
+        border = self._client.roll(self.journal).offset
+        content = steadily(lambda: self._content(below=border))
+        if content.summary.upto < border:
+            history = [*content.summary.kept, *(e for e in content.entries if e.action != RUN_BEAT)]
+            summary = _Summary(border, content.state(), tuple(history[-_KEPT_ENTRIES:]))
+            line = ControlEntry(now, "penstock", _SUMMARY, None, msgspec.to_builtins(summary))
+            self._client.append(self.journal, msgspec.json.encode(line) + b"\n")
+            self._client.trim(self.journal, border)
+        self._tidied = max(border, content.summary.upto)
+
+
+def _latest_summary(entries: Iterable[ControlEntry]) -> _Summary:
+    found = [msgspec.convert(entry.detail, _Summary) for entry in entries if entry.action == _SUMMARY]
+    return max(found, key=lambda summary: summary.upto, default=_Summary(0, ControlState()))
+
+
+def _parsed(raw: bytes, journal: str, base: int) -> Iterable[tuple[int, ControlEntry]]:
+    position = 0
+    for line in raw.splitlines(keepends=True):
+        try:
+            yield base + position, msgspec.json.decode(line, type=ControlEntry)
+        except msgspec.DecodeError as error:
+            raise CorruptError(
+                f"not a control entry ({error})", where=journal, position=base + position
+            ) from None
+        position += len(line)
+
+
+def _begun(entry: ControlEntry) -> RunMark:
+    known = {name: entry.detail.get(name) for name in ("run", "pid", "host", "http")}
+    told = {name: value for name, value in known.items() if value is not None}
+    return msgspec.convert({**told, "began": entry.time, "beat": entry.time}, RunMark)

@@ -1,0 +1,192 @@
+"""What an operator can change: offsets of sinks, dead letters, what a source copies again, which sinks pause.
+
+Editing needs the pipeline to stand still. A data directory is taken for the moment, so that no run can begin; while
+one goes on, `InUseError` (exit 4) says so and nothing is changed. Behind a broker the last run's beat tells; a run
+that begins in spite of it is fenced off by the edit, or the edit by the run, and neither loses anything. `pause` and
+`resume` alone work at any time: they only say what is wanted, in the journal that a run follows.
+
+Every change leaves an entry in the control journal: who, when, what.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from penstock.base.errors import InUseError, UsageError, did_you_mean
+from penstock.journal.client import Client
+from penstock.journal.datadir import DataDir
+from penstock.journal.embedded import EmbeddedBroker, address
+from penstock.log import commitlog, offsets
+from penstock.log.control import PAUSE, RESUME, ControlEntry, Detail
+from penstock.log.deadletters import DeadLetter, DeadLetters
+from penstock.log.offsets import Commit, OffsetLog, SinkOffsets
+from penstock.pipeline import moves
+from penstock.pipeline.live import serves
+from penstock.pipeline.offsetfile import Exported, ExportedSink
+from penstock.pipeline.operations import Directory, now_us, running_here
+from penstock.pipeline.records import Acknowledged, Move
+
+
+@contextmanager
+def open_editor(path: Path, who: str, *, patience: float = 5.0) -> Iterator[Editor]:
+    """Take a data directory for editing; refused at once while a pipeline runs on it.
+
+    A command that holds it for a moment is waited for, up to `patience` seconds.
+    """
+    directory = DataDir(path)
+    directory.version()
+    owner = directory.owner()
+    if owner is not None and serves(owner):
+        with Client(address(directory)) as client:
+            yield Editor(Directory(client, directory, owner), who)
+        return
+    if owner is not None and (runs := running_here(directory, owner)):
+        raise _runs(runs[0], owner.pid)
+    try:
+        broker = EmbeddedBroker(path, create=False, patience=patience)
+    except InUseError as error:
+        raise InUseError(error.message, hint="stop it first: offsets are edited while nothing runs") from None
+    with broker, Client(broker.address) as client:
+        yield Editor(Directory(client, directory), who)
+
+
+def _runs(pipeline: str, pid: int, host: str = "") -> InUseError:
+    where = f" on {host}" if host else ""
+    return InUseError(
+        f"pipeline '{pipeline}' is running (process {pid}{where}), so it cannot be edited",
+        hint=f"stop it (Ctrl-C, or kill {pid}), then say this again; `penstock pause SINK` works while it runs",
+    )
+
+
+class Editor:
+    """Changes pipelines of one place. Each method is one edit: done and on record when it returns."""
+
+    def __init__(self, directory: Directory, who: str, clock: Callable[[], int] = now_us) -> None:
+        self.directory = directory
+        self.client = directory.client
+        self.who = who
+        self.clock = clock
+
+    def require_still(self, pipeline: str) -> None:
+        """Refuse while a run of this pipeline goes on; also refuses a pipeline that is not there."""
+        self.directory.reader(pipeline)
+        run = self.directory.run(pipeline, self.clock())
+        if run is not None:
+            raise _runs(pipeline, run.pid, run.host)
+
+    def record(self, pipeline: str, action: str, sink: str | None, detail: Detail) -> None:
+        """Leave the entry that an edit leaves."""
+        entry = ControlEntry(self.clock(), self.who, action, sink, detail)
+        self.directory.control(pipeline).append(entry)
+
+    def planned_mark(self, pipeline: str, sink: str, offset: int) -> Move:
+        """What `mark` would do."""
+        self.directory.require_sink(pipeline, sink)
+        return moves.planned(
+            sink, self.directory.loaded(pipeline, sink), offset, self.directory.reader(pipeline)
+        )
+
+    def mark(self, pipeline: str, sink: str, offset: int) -> Move:
+        """Set the sink's offset: what is up to it counts as acknowledged, the next one is delivered next."""
+        self.require_still(pipeline)
+        move = self.planned_mark(pipeline, sink, offset)
+        if not move.changes:
+            return move
+        reader = self.directory.reader(pipeline)
+        done = offsets.edit(
+            self.client, pipeline, sink, self.clock(), lambda held: moves.moved(held, offset, reader)
+        )
+        detail: Detail = {"from": move.before, "to": move.after, "generation": done.commit.generation}
+        self.record(pipeline, "mark", sink, detail)
+        return move
+
+    def ack(self, pipeline: str, sink: str, wanted: Sequence[int]) -> Acknowledged:
+        """Acknowledge messages without sending them; those that are not the next ones wait for their turn."""
+        self.require_still(pipeline)
+        self.directory.require_sink(pipeline, sink)
+        reader = self.directory.reader(pipeline)
+        before = self.directory.loaded(pipeline, sink).commit.watermark
+        done = offsets.edit(
+            self.client, pipeline, sink, self.clock(), lambda held: moves.acknowledged(held, wanted, reader)
+        )
+        given: list[object] = [*sorted(set(wanted))]
+        self.record(pipeline, "ack", sink, {"offsets": given})
+        return Acknowledged(sink, before - 1, done.commit.watermark - 1, done.commit.acked)
+
+    def forget(self, pipeline: str, sink: str) -> SinkOffsets:
+        """Forget a sink: its offsets are gone, and it no longer holds the log back."""
+        self.require_still(pipeline)
+        self.directory.require_sink(pipeline, sink)
+        held = self.directory.loaded(pipeline, sink)
+        offsets.forget(self.client, pipeline, sink, self.clock())
+        self.record(pipeline, "delete", sink, {"offset": held.commit.watermark - 1})
+        return held
+
+    def restore(self, pipeline: str, exported: Exported) -> list[Move]:
+        """Set the offsets of every sink in an export; nothing is changed unless all of it can be."""
+        self.require_still(pipeline)
+        reader = self.directory.reader(pipeline)
+        exported.check(pipeline, self.directory.log_id(pipeline), reader.state().next)
+        there = self.directory.sinks(pipeline)
+        done = []
+        for wanted in exported.sinks:
+            if wanted.sink not in there:
+                OffsetLog(self.client, pipeline, wanted.sink, self.clock())
+            done.append(self._restored(pipeline, wanted))
+        return done
+
+    def _restored(self, pipeline: str, wanted: ExportedSink) -> Move:
+        reader = self.directory.reader(pipeline)
+        held = self.directory.loaded(pipeline, wanted.sink)
+        move = moves.planned(wanted.sink, held, wanted.offset, reader)
+        if wanted.same_as(held):
+            return move
+
+        def change(now: SinkOffsets) -> tuple[Commit, dict[str, int]]:
+            # A sink of a new name may be given the target of the one that was exported, with its generations.
+            newest = max(now.commit.generation, wanted.generation)
+            return wanted.commit(newest + 1), dict(wanted.namespaces)
+
+        held = offsets.edit(self.client, pipeline, wanted.sink, self.clock(), change)
+        detail: Detail = {"from": move.before, "to": move.after, "generation": held.commit.generation}
+        self.record(pipeline, "import", wanted.sink, detail)
+        return dataclasses.replace(move, generation=held.commit.generation)
+
+    def backfill(self, pipeline: str, ns: str, where: str | None) -> None:
+        """Have the source copy a namespace again at the next run: all of it, or the rows that `where` means."""
+        self.require_still(pipeline)
+        known = self.directory.reader(pipeline).state().namespaces
+        if ns not in known:
+            raise UsageError(
+                f"'{ns}' is not a namespace of the log of '{pipeline}'{did_you_mean(ns, known)}",
+                hint="a namespace that was never read is copied at the next run anyway",
+            )
+        here = self.directory.directory
+        with tempfile.TemporaryDirectory() as elsewhere:
+            cache = here.index if here is not None else Path(elsewhere)
+            commitlog.request_backfill(self.client, pipeline, cache, ns, where, self.clock())
+        self.record(pipeline, "backfill", None, {"ns": ns, "where": where})
+
+    def drop_letters(self, pipeline: str, letters: Sequence[DeadLetter]) -> None:
+        """Give dead letters up; they can still be shown, and are not replayed any more."""
+        self.require_still(pipeline)
+        numbers = [letter.number for letter in letters]
+        DeadLetters(self.client, pipeline, self.clock()).settle(numbers, "dropped", self.clock())
+        for sink in sorted({letter.sink for letter in letters}):
+            mine: list[object] = [letter.number for letter in letters if letter.sink == sink]
+            self.record(pipeline, "dead-drop", sink, {"numbers": mine})
+
+
+def pause(directory: Directory, pipeline: str, sink: str, who: str, *, paused: bool) -> bool:
+    """Have a sink pause or go on, now or at the next run; False if it was so already."""
+    directory.reader(pipeline)
+    directory.require_sink(pipeline, sink)
+    control = directory.control(pipeline)
+    if (sink in control.state().paused) == paused:
+        return False
+    control.append(ControlEntry(now_us(), who, PAUSE if paused else RESUME, sink))
+    return True

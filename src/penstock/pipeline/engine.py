@@ -1,0 +1,77 @@
+"""Spark, as a run uses it: a session of its own, or one that the caller lends; started only when it is needed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.pipeline.definition import Pipeline
+from penstock.spark.reach import KEYS, TOKEN
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+DRIVER_MEMORY = "1g"
+"""Where nobody says otherwise. In local mode all sinks share it."""
+
+
+@dataclass
+class Engine:
+    """`settings` go to Spark as they are."""
+
+    pipeline: Pipeline
+    scratch: Path
+    master: str | None = None
+    cores: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    lent: SparkSession | None = None
+    spark: SparkSession | None = None
+
+    def start(self) -> SparkSession:
+        from pyspark import cloudpickle
+
+        from penstock.spark.session import session
+        from penstock.spark.source import PenstockSource
+
+        # A failing batch is the supervisor's to report, once, not py4j's with a traceback for each attempt.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        for module in self.pipeline.modules:
+            cloudpickle.register_pickle_by_value(sys.modules[module])  # type: ignore[no-untyped-call]
+        settings = {**_credentials(), **self.settings}
+        self.spark = self.lent or session(
+            app=f"penstock {self.pipeline.name}",
+            master=self.master,
+            cores=self.cores,
+            driver_memory=settings.pop("spark.driver.memory", DRIVER_MEMORY),
+            settings=settings,
+            scratch=self.scratch,
+        )
+        self.spark.dataSource.register(PenstockSource)
+        return self.spark
+
+    def alive(self) -> bool:
+        """Whether the JVM still answers; it may have run out of memory, or been killed."""
+        from py4j.protocol import Py4JError
+
+        assert self.spark is not None
+        try:
+            return not self.spark.sparkContext._jsc.sc().isStopped()
+        except (Py4JError, OSError):
+            return False
+
+    def stop(self) -> None:
+        if self.spark is not None and self.lent is None:
+            from penstock.spark.session import stop
+
+            stop(self.spark)
+
+
+def _credentials() -> dict[str, str]:
+    """What executors on other machines need to be let in by the broker; Spark redacts it wherever it shows it."""
+    return {f"spark.executorEnv.{name}": os.environ[name] for name in (TOKEN, KEYS) if name in os.environ}

@@ -1,0 +1,168 @@
+"""What the tasks of a batch do in Spark's workers, and what they tell (`batch.py` says when).
+
+A `StageTask` is the last pass over a partition: the functions behind the last DataFrame function, then the sink's
+stager. A `SingleTask` delivers a whole range by itself, one message at a time. Both are pickled: they hold settings
+and nothing live. A refused message is a result, not an exception, since Spark would retry a raised one four times.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.adaptors.base import Refusal, Sink, Stage, Staged, Stager
+from penstock.base import faults
+from penstock.functions.chain import StepCount
+from penstock.log.offsets import OffsetLog
+from penstock.spark.reach import Reach
+from penstock.spark.single import NO_DATA, SingleDelivery
+from penstock.spark.transform import Segment, highest_offsets, summed, without
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.functions.chain import Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a task of a batch tells; free of message bodies. `more` says that it refused more than it reports."""
+
+    staged: Staged
+    counts: Mapping[str, StepCount] = field(default_factory=dict)
+    more: bool = False
+
+
+class StageTask:
+    """The last pass of a batch, in a worker: the chain, then the sink's stager. Yields one report."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        stager: Stager,
+        directory: Path,
+        skip_below: int,
+        sink: str,
+        limit: int,
+        leave_out: Sequence[int],
+    ) -> None:
+        self._segment = segment
+        self._stager = stager
+        self._directory = directory
+        self._skip_below = skip_below
+        self._sink = sink
+        self._limit = limit
+        self._leave_out = tuple(leave_out)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        name = f"{context.partitionId():05d}-{context.attemptNumber()}-{uuid.uuid4().hex[:8]}"
+        tally = _Tally(self._limit)
+        with faults.step("stage"):
+            stage = Stage(self._directory, name, self._skip_below)
+            staged = self._stager.stage(stage, self._rows(batches, tally))
+        by_the_sink = [dataclasses.replace(refusal, node=self._sink) for refusal in staged.refused]
+        refused = sorted([*by_the_sink, *tally.refused], key=lambda refusal: refusal.offset)
+        report = dataclasses.replace(
+            staged, refused=refused[: self._limit], namespaces={**staged.namespaces, **tally.namespaces}
+        )
+        task = Task(report, tally.counts, more=tally.more or len(refused) > self._limit)
+        yield pa.RecordBatch.from_pydict({"report": [msgspec.json.encode(task).decode()]})
+
+    def _rows(self, batches: Iterator[pa.RecordBatch], tally: _Tally) -> Iterator[pa.RecordBatch]:
+        import pyarrow.compute as pc
+
+        for batch in batches:
+            tally.count(batch)
+            batch = without(batch, self._leave_out)
+            nulls = batch.filter(pc.is_null(batch.column("data")))
+            if nulls.num_rows:
+                tally.refuse_nulls(nulls, self._sink)
+                batch = batch.filter(pc.is_valid(batch.column("data")))
+            applied = self._segment.chain.apply(batch, self._segment.accept)
+            tally.refuse(applied.refused)
+            tally.counts = summed(tally.counts, applied.counts)
+            yield applied.batch
+
+
+class _Tally:
+    """What a task saw before anything was filtered: the highest offset of each namespace, and refusals."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.namespaces: dict[str, int] = {}
+        self.refused: list[Refusal] = []
+        self.counts: dict[str, StepCount] = {}
+        self.more = False
+
+    def count(self, batch: pa.RecordBatch) -> None:
+        for ns, offset in highest_offsets(batch).items():
+            self.namespaces[ns] = max(offset, self.namespaces.get(ns, -1))
+
+    def refuse(self, refused: Sequence[Refused]) -> None:
+        self._keep([Refusal(r.offset, r.ns, r.error, r.node) for r in refused])
+
+    def refuse_nulls(self, batch: pa.RecordBatch, sink: str) -> None:
+        rows = batch.slice(0, self._limit + 1).select(["offset", "ns"]).to_pylist()
+        self._keep([Refusal(row["offset"], row["ns"], NO_DATA, sink) for row in rows])
+
+    def _keep(self, refusals: Sequence[Refusal]) -> None:
+        self.refused = sorted([*self.refused, *refusals], key=lambda refusal: refusal.offset)
+        self.more = self.more or len(self.refused) > self._limit
+        del self.refused[self._limit :]
+
+
+class SingleTask:
+    """One task that delivers what it gets one message at a time. Yields one report."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        pipeline: str,
+        sink_name: str,
+        sink: Sink,
+        reach: Reach,
+        log_id: str,
+        scratch: Path,
+        end: int,
+    ) -> None:
+        self._segment = segment
+        self._pipeline = pipeline
+        self._sink_name = sink_name
+        self._sink = sink
+        self._reach = reach
+        self._log_id = log_id
+        self._scratch = scratch
+        self._end = end
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        offsets = OffsetLog(self._reach.client(), self._pipeline, self._sink_name, _now())
+        delivery = SingleDelivery(
+            sink_name=self._sink_name,
+            sink=self._sink,
+            accept=self._segment.accept,
+            steps=self._segment.chain.steps,
+            offsets=offsets,
+            log_id=self._log_id,
+            scratch=self._scratch,
+        )
+        with delivery:
+            delivered = delivery.deliver(batches, self._end)
+        yield pa.RecordBatch.from_pydict({"report": [msgspec.json.encode(delivered).decode()]})
+
+
+def _now() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,298 @@
+"""What runs and operators' commands do when things go wrong in ways that nobody asked for. Without Spark."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock import Pipeline
+from penstock import adaptors as a
+from penstock.adaptors.base import Batch, Publisher, Refusal, SinkPosition, Source, Staged
+from penstock.adaptors.file_sink import FilePublisher, FileSink
+from penstock.base.errors import AwayError, CorruptError, PenstockError, RefusedError, UsageError
+from penstock.journal.client import BrokerGoneError, Client
+from penstock.journal.embedded import EmbeddedBroker
+from penstock.log.commitlog import CommitLog
+from penstock.log.control import Control, ControlEntry
+from penstock.log.message import Message, Mode, Op, Resume
+from penstock.log.offsets import Commit, OffsetLog
+from penstock.log.record import Record
+from penstock.pipeline.definition import SinkNode
+from penstock.pipeline.engine import Engine
+from penstock.pipeline.errortext import told
+from penstock.pipeline.ingest import Ingest
+from penstock.pipeline.namespace import Namespace
+from penstock.pipeline.offsetfile import Exported, ExportedSink
+from penstock.pipeline.policy import MaxLag, WhenBehind
+from penstock.pipeline.progress import Progress, Summary, published
+from penstock.pipeline.runner import run
+from penstock.pipeline.serving import serving
+from penstock.pipeline.supervisor import SupervisedSink, Surroundings
+from penstock.spark.reach import Reach
+from penstock.spark.single import SingleDelivery, batch_of
+
+from .byhand import NOW, ByHand
+from .picky import Picky
+
+
+def ended(work: Callable[[], Summary], seconds: float) -> Summary:
+    """What a run comes to that must end by itself within so many seconds."""
+    found: list[Summary] = []
+    thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), f"it did not end within {seconds} s"
+    return found[0]
+
+
+class TestRuns:
+    def pipeline(self, path: Path, **settings: str) -> Pipeline:
+        pipeline = Pipeline("p", **settings)  # type: ignore[arg-type]
+        source = pipeline.source("in", a.file(uri=f"file://{path}/in.jsonl"))
+        source.save("out", a.file(uri=f"file://{path}/out.jsonl"))
+        return pipeline
+
+    @pytest.mark.parametrize("strict", [False, True])
+    def test_once_ends_with_an_error_if_who_holds_the_log_will_not_move(
+        self, tmp_path: Path, strict: bool
+    ) -> None:
+        lines = (json.dumps({"n": n, "text": "x" * 1000}) + "\n" for n in range(4000))
+        (tmp_path / "in.jsonl").write_text("".join(lines))
+        with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
+            Control(client, "p").append(ControlEntry(1, "ann", "pause", "out"))
+        pipeline = self.pipeline(tmp_path, log_limit="1MB", segment_bytes="256KB")
+        for _ in range(2):  # the second one finds the log full, or with what an earlier run has left
+            summary = ended(
+                lambda: run(pipeline, data_dir=tmp_path / "data", once=True, strict=strict), seconds=20
+            )
+            assert summary.exit_code == 1
+            assert "not read to its end" in str(summary.message)
+            assert "sink 'out'" in str(summary.message)
+
+    def test_a_run_that_cannot_begin_says_that_it_has_ended(self, tmp_path: Path) -> None:
+        (tmp_path / "in.jsonl").write_text('{"n":1}\n')
+        (tmp_path / "out.jsonl").write_text("theirs\n")
+        with pytest.raises(UsageError):
+            run(self.pipeline(tmp_path), data_dir=tmp_path / "data", once=True)
+        with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
+            mark = Control(client, "p").state().run
+        assert mark is not None
+        assert (mark.ended, mark.exit_code) == (True, 2)
+        file = published(tmp_path / "data", "p")
+        assert file is not None
+        assert file.exit_code == 2
+
+    def test_the_drivers_memory_may_be_said(self, tmp_path: Path) -> None:
+        """It fails, but not for that: Spark cannot work in a directory with a comma in its name."""
+        engine = Engine(
+            self.pipeline(tmp_path), tmp_path / "a,b", settings={"spark.driver.memory": "2g"}, cores=1
+        )
+        with pytest.raises(UsageError, match=r"comma|already running"):
+            engine.start()
+
+
+class TestDetaching:
+    def test_a_target_that_is_away_at_the_start_is_no_reason_to_detach_a_sink(
+        self, here: ByHand, tmp_path: Path
+    ) -> None:
+        here.append("A" * 500)
+        OffsetLog(here.client, "p", "s", NOW).commit(Commit(watermark=499, delivered=499), {}, NOW)
+        (tmp_path / "away").touch()
+        limit = MaxLag(bytes=1000, then=WhenBehind.DETACH)
+        node = SinkNode("s", Picky(directory=tmp_path), Namespace(".*"), max_lag=limit)
+        around = Surroundings(
+            "p", here.log.reader, here.log.log_id, tmp_path / "scratch", {}, Reach(here.client.address)
+        )
+        claim = lambda: OffsetLog(here.client, "p", "s", NOW)  # noqa: E731
+        sink = SupervisedSink(node, claim, lambda generation, refusals: None, around)
+        sink.open()
+        assert sink.state == "away"
+        sink._due = time.monotonic() + 60
+        sink.tend(None, here.log.point)  # type: ignore[arg-type]  # Spark is not asked before it is time
+        assert (sink.state, sink.commit.detached) == ("away", False)
+        assert 0 < sink.progress(here.log.point).lag_bytes < 100
+
+
+class TestBrokerAway:
+    def test_reading_goes_on_where_it_was_when_the_broker_is_back(self, tmp_path: Path) -> None:
+        go = threading.Event()
+
+        class Slow(Source):
+            """Two messages; the second one when it is asked for anew, or told to."""
+
+            def namespaces(self) -> Sequence[str]:
+                return ["A"]
+
+            def read(
+                self, accept: Callable[[str], bool], resume: Mapping[str, Resume], stop: threading.Event
+            ) -> Iterator[Batch]:
+                begin = resume["A"].position["n"] if "A" in resume else 0
+                assert isinstance(begin, int)
+                for n in range(begin, 3):
+                    if n:
+                        go.wait(10)
+                    yield Batch([Message("A", b'{"n":%d}' % n, ts=NOW)], {"A": {"n": n + 1}})
+
+        with EmbeddedBroker(tmp_path / "data") as broker:
+            client = Client(broker.address)
+            log = CommitLog(client, "p", tmp_path / "index", None, NOW)
+            ingest = Ingest(Slow(), Namespace(".*"), log, lambda: None, patient=True)
+            ingest.start()
+            until(lambda: ingest.end.offset == 1)
+        go.set()
+        until(lambda: ingest.state == "away")
+        with EmbeddedBroker(tmp_path / "data"):
+            assert ingest.done.wait(20)
+            assert ingest.error is None
+            shown = [(record.offset, record.data) for record in log.reader.show(0, 9)]
+        assert shown == [(n, b'{"n":%d}' % n) for n in range(3)]
+        client.close()
+
+    def test_what_workers_say_of_a_system_that_is_away_is_understood(self) -> None:
+        text = (
+            "An exception was thrown from the Python worker.\nTraceback (most recent call last):\n"
+            '  File "x.py", line 1, in f\nOSError: [Errno 28] No space left on device\n\n'
+            "The above exception was the direct cause of the following exception:\n\n"
+            "Traceback (most recent call last):\n"
+            "penstock.base.errors.AwayError: cannot write out.jsonl: No space left on device\n\n"
+            "\tat org.apache.spark.Something\n"
+        )
+        error = told(RuntimeError(text))
+        assert isinstance(error, AwayError)
+        assert error.message == "cannot write out.jsonl: No space left on device"
+        assert isinstance(told(BrokerGoneError("nobody answers")), AwayError)
+        assert not isinstance(told(RuntimeError("my.own.AwayError: x")), AwayError)
+
+
+def until(true: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class TestSingleDelivery:
+    def delivery(self, here: ByHand, sink: FileSink | None = None) -> SingleDelivery:
+        return SingleDelivery(
+            sink_name="s",
+            sink=sink or FileSink(here.target()),
+            accept=Namespace(".*"),
+            steps=[],
+            offsets=OffsetLog(here.client, "p", "s", NOW),
+            log_id=here.log.log_id,
+            scratch=here.path / "scratch",
+        )
+
+    def test_an_older_copy_of_the_target_is_refused_before_anything_is_sent_to_it(self, here: ByHand) -> None:
+        """Otherwise its position would move beyond messages that it does not have, and no run would notice."""
+        here.append("AAA")
+        here.deliver()
+        copy = here.path / "copy"
+        copy.mkdir()
+        files = [here.target(), here.target().with_name(".s.jsonl.penstock")]
+        for file in files:
+            shutil.copy(file, copy)
+        here.append("AA")
+        here.deliver()
+        for file in files:
+            shutil.copy(copy / file.name, file)
+        with pytest.raises(CorruptError, match="below 3, but those below 5 were acknowledged"):
+            self.delivery(here).open()
+        assert len(here.lines()) == 3
+
+    def test_a_replay_that_is_refused_leaves_the_target_usable_for_the_next(self, here: ByHand) -> None:
+        class Once(FileSink):
+            def publisher(self) -> Publisher:
+                return Breaking(here.target())
+
+        class Breaking(FilePublisher):
+            broken = False
+
+            def publish(self, parts: Sequence[Staged], position: SinkPosition) -> None:
+                if self.broken:
+                    raise PenstockError("used after a failure")
+                if any("bad" in Path(part.part).read_text() for part in parts):
+                    self.broken = True
+                    raise RefusedError("no")
+                super().publish(parts, position)
+
+        here.append("AA")
+        here.deliver()
+        messages = [record._replace(data=b'{"bad":1}') for record in here.log.reader.show(0, 0)]
+        with self.delivery(here, Once(here.target())) as delivery:
+            assert delivery.redeliver(messages[0]) == Refusal(0, "A", "no", "s")
+            assert delivery.redeliver(next(iter(here.log.reader.show(1, 1)))) is None
+        assert here.lines() == ['{"n":0}', '{"n":1}', '{"n":1}']
+
+    def test_a_message_without_data_is_refused_by_name(self, here: ByHand) -> None:
+        batch = batch_of([Record(0, NOW, Mode.COPY, Op.INSERT, "A", b"{}")])
+        index = batch.schema.get_field_index("data")
+        batch = batch.set_column(index, "data", pa.array([None], batch.column("data").type))
+        with self.delivery(here) as delivery:
+            done = delivery.deliver([batch], 1)
+        assert done.refused is not None
+        assert (done.watermark, done.refused.offset, done.refused.ns) == (0, 0, "A")
+        assert "data is null" in done.refused.error
+
+
+class TestImport:
+    @pytest.mark.parametrize("careful", [-1, 4, 10**30])
+    def test_no_import_makes_a_sink_go_carefully_for_ever(self, careful: int) -> None:
+        export = Exported("p", "log", 3, NOW, (ExportedSink("s", 1, careful=careful),))
+        with pytest.raises(UsageError, match="carefully"):
+            export.check("p", "log", 3)
+
+
+class TestHttp:
+    progress = Progress("p", 1.0, "running", 0)
+
+    def test_idle_connections_do_not_take_the_runs_descriptors(
+        self, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        before = threading.active_count()
+        with serving("127.0.0.1:0", lambda: self.progress) as address:
+            assert address is not None
+            host, _, port = address.rpartition(":")
+            idle = [socket.create_connection((host, int(port))) for _ in range(60)]
+            time.sleep(0.5)
+            assert threading.active_count() - before < 40
+            for one in idle:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                one.close()
+            until(lambda: threading.active_count() - before < 5)
+            with urllib.request.urlopen(f"http://{address}/ready", timeout=5) as answer:
+                assert answer.status == 200
+        assert "Traceback" not in capfd.readouterr().err
+
+
+class TestTwoRuns:
+    def test_the_end_of_one_that_gave_way_does_not_hide_the_one_that_goes_on(self, here: ByHand) -> None:
+        control = Control(here.client, "p")
+        told = (
+            ("first", "run-begin", 1),
+            ("second", "run-begin", 2),
+            ("second", "run-end", 3),
+            ("first", "run-beat", 4),
+        )
+        for name, action, second in told:
+            detail: dict[str, object] = {"run": name, "pid": 7, "host": name}
+            control.append(ControlEntry(NOW + second * 1_000_000, "run", action, None, detail))  # type: ignore[arg-type]
+        mark = control.state().run
+        assert mark is not None
+        assert mark.alive(NOW + 5_000_000)
+        assert mark.host == "first"
+        control.append(ControlEntry(NOW, "run", "run-end", None, {"run": "first", "exit_code": 0}))
+        late = ControlEntry(NOW + 9_000_000, "run", "run-beat", None, {"run": "first", "pid": 7})
+        control.append(late)
+        mark = control.state().run
+        assert mark is not None
+        assert mark.ended, "a beat that came late revives nobody"
