@@ -89,6 +89,7 @@ main()
 """
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_acknowledging_before_it_is_durable_is_caught(tmp_path: Path) -> None:
     """The same loop on a product with a planted bug must fail, or it proves nothing."""

@@ -53,7 +53,7 @@ def test_sizes_and_durations_are_written_as_text_or_numbers() -> None:
         ({"retain_age": -1.0}, "setting 'retain_age': expected a number above 0"),
         ({"stop_timeout": -1}, "setting 'stop_timeout': expected a number above 0"),
         ({"strict": "yes"}, "setting 'strict': expected bool, got str"),
-        ({"max_message_bytes": "2GiB"}, "setting 'max_message_bytes': expected 1 byte to 1 GiB, got 2GiB"),
+        ({"max_message_bytes": "2GiB"}, "setting 'max_message_bytes': expected 1 byte to 16MiB, got 2GiB"),
         ({"log_limit": "500MB"}, "500MB is less than one segment (segment_bytes=1GiB)"),
     ],
 )

@@ -279,14 +279,6 @@ def test_a_refused_message_stops_its_sink_before_it_and_no_other(here: Here, fra
         ]
 
 
-def test_a_stopped_sink_goes_on_once_the_cause_is_gone(here: Here) -> None:
-    assert here.run(poisoned(here, 2345)).exit_code == 3
-    assert here.run(poisoned(here, 2345)).exit_code == 3, "the same message stops it again"
-    summary = here.run(poisoned(here))
-    assert (summary.exit_code, sink_of(summary, "strict").delivered) == (0, 1655)
-    assert [doc["seq"] for doc in here.documents("strict.jsonl")] == list(range(4000))
-
-
 def simple(here: Here, count: int = 3000) -> Pipeline:
     pipeline = Pipeline("simple", batch_messages=1000)
     pipeline.source("in", a.generate(count=count)).save("out", a.file(uri=here.uri("out.jsonl")))
@@ -459,17 +451,6 @@ def test_a_followed_source_has_its_last_batch_delivered_without_waiting_for_the_
     summary = run(pipeline, data_dir=here.path / "data", once=False, spark=here.spark, report=go_on)
     assert summary.exit_code == 0
     assert [doc["n"] for doc in here.documents("out.jsonl")] == [0, 1, 2, 3]
-
-
-def test_a_lost_scratch_directory_changes_nothing(here: Here) -> None:
-    import shutil
-
-    here.run(simple(here, 1000))
-    shutil.rmtree(here.path / "data" / "scratch")
-    shutil.rmtree(here.path / "data" / "index")
-    summary = here.run(simple(here, 2000))
-    assert (summary.exit_code, sink_of(summary, "out").delivered) == (0, 1000)
-    assert [doc["seq"] for doc in here.documents("out.jsonl")] == list(range(2000))
 
 
 def test_functions_run_in_other_processes_than_the_runner(here: Here) -> None:

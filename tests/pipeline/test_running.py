@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -286,4 +285,3 @@ def test_the_log_may_be_with_a_broker_elsewhere(tmp_path: Path, spark: SparkSess
         )
         with pytest.raises(InUseError, match=r"is running on elsewhere \(pid 7\)"):
             summary()
-    assert threading.active_count() < 60
