@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.base.units import Unit, duration_text, parse_duration, parse_size, size_text
+from penstock.base.units import Unit, duration_text, parse_duration, parse_size, rough_size, size_text
 
 
 @pytest.mark.parametrize(
@@ -90,3 +90,18 @@ def test_durations_are_printed_in_the_unit_that_divides_them(seconds: float, tex
 def test_a_unit_knows_how_its_text_is_read() -> None:
     assert Unit.BYTES.parse("1kB") == 1000
     assert Unit.SECONDS.parse("1m") == 60.0
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (4_100_629, "4.1 MB"),
+        (2_000_000, "2.0 MB"),
+        (50 * 10**9, "50.0 GB"),
+        (123_400, "123 kB"),
+    ],
+)
+def test_a_size_for_a_person_is_rough(count: int, text: str) -> None:
+    assert rough_size(count) == text

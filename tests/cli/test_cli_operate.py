@@ -210,7 +210,7 @@ def test_status_tells_what_an_operator_should_know_about_a_sink(shop: Shop) -> N
     shown = shop.ok("status")
     assert "audit: messages 1 to 3 go one at a time: a batch of them was refused" in shown
     assert "audit: will pass over 3: acknowledged by an operator" in shown
-    assert "audit: 1 dead letters" in shown
+    assert "audit: 1 dead letter" in shown
     assert "ids: detached: it fell too far behind" in shown
     states = {line.split()[0]: line.split()[-1] for line in shown.splitlines() if line[:3] in ("aud", "ids")}
     assert shown.count("paused") == 1

@@ -97,7 +97,8 @@ class Source(ABC):
     ) -> Iterator[Batch]:
         """Yield batches of the namespaces that `accept` lets through, each after the position in `resume`.
 
-        The runner asks for the next batch when the one before it is durable, so a source may be slow to be
+        The runner asks for the next batch while the last one is being made durable; all before that one are
+        durable by then, and nothing later may be acknowledged to the outside. A source may be slow to be
         asked, and must be quick to end when `stop` is set: it checks between batches and never sleeps
         longer than a fraction of a second without waiting on `stop`. Returning means the source has run
         out; a source that tails returns only on `stop`. Batches of about a megabyte or 10,000 messages

@@ -16,6 +16,7 @@ import logging
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -95,15 +96,19 @@ class FileStager(Stager):
     def stage(self, stage: Stage, rows: Iterator[pa.RecordBatch]) -> Staged:
         tally = Tally(stage.skip_below)
         refused: list[Refusal] = []
-        stage.directory.mkdir(parents=True, exist_ok=True)
         part = stage.directory / stage.name
-        with part.open("xb") as file:
+        cannot = f"cannot write {part}"
+        with telling(cannot):
+            stage.directory.mkdir(parents=True, exist_ok=True)
+            file = part.open("xb", buffering=0)
+        size = 0
+        with file:
             for batch in rows:
                 lines, taken, refusals = lines_of(tally.fresh(batch), envelope=self._envelope)
-                file.write(lines)
+                with telling(cannot):
+                    size += _written(file, lines)
                 tally.add(taken)
                 refused += refusals
-            size = file.tell()
         if not size:
             part.unlink()
         return tally.staged(str(part) if size else "", size, refused)
@@ -285,6 +290,14 @@ class FilePublisher(Publisher):
             hint=f"bring the file back; or remove {position_of(self._target).name} as well, "
             "to begin a new file with the messages from here on",
         )
+
+
+def _written(file: FileIO, content: memoryview) -> int:
+    """Write all of it, and tell how much that is."""
+    rest = content
+    while rest:
+        rest = rest[file.write(rest) or 0 :]
+    return len(content)
 
 
 def _on_a_new_line(file: DiskFile, length: int) -> int:

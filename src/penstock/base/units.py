@@ -101,6 +101,16 @@ def size_text(count: int) -> str:
     return f"{count // names[unit]}{unit}"
 
 
+def rough_size(count: int) -> str:
+    """A size for a person to read: three digits or so, and the unit that fits."""
+    size, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+
+
 def duration_text(seconds: float) -> str:
     """A duration as `parse_duration` reads it back, in the largest unit that divides it."""
     rest = round(seconds * SECOND)

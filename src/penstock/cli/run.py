@@ -160,7 +160,7 @@ def run(
     if wants_json(ctx) or not sys.stdout.isatty():
         summary = _in_lines(carry_out)
     else:
-        summary = _live(pipeline.name, connection.data_dir, carry_out)
+        summary = _live(pipeline.name, connection, carry_out)
     ctx.exit(summary.exit_code)
 
 
@@ -222,7 +222,7 @@ def throttled(report: Report, clock: Callable[[], float] = time.monotonic) -> Re
     return passed_on
 
 
-def _live(name: str, data_dir: Path, carry_out: Callable[[Report], Summary]) -> Summary:
+def _live(name: str, connection: Connection, carry_out: Callable[[Report], Summary]) -> Summary:
     from rich.live import Live
 
     from penstock.cli import render
@@ -233,15 +233,17 @@ def _live(name: str, data_dir: Path, carry_out: Callable[[Report], Summary]) -> 
     # The table goes when the summary comes: two tables with nearly the same numbers would only confuse.
     with Live(opening, console=out, refresh_per_second=_REFRESH, transient=True) as live:
         summary = carry_out(lambda progress: live.update(render.progress(progress)))
-    out.print(render.summary(summary, what_next(summary, data_dir)))
+    out.print(render.summary(summary, what_next(summary, connection.data_dir, connection.address)))
     return summary
 
 
-def what_next(summary: Summary, data_dir: Path) -> list[NextStep]:
+def what_next(summary: Summary, data_dir: Path, broker: str | None = None) -> list[NextStep]:
     """Commands that are worth typing after this run."""
     from penstock.cli.render import NextStep
 
     where = "" if data_dir == DEFAULT_DATA_DIR else f" --data-dir {shlex.quote(str(data_dir))}"
+    if broker is not None:
+        where = f" --broker {shlex.quote(broker)}"
     last = max(summary.log_next - 1, 0)
     steps = [NextStep(f"penstock status{where}", "what each sink has, and what it lacks")]
     if summary.log_next:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.functions.kinds import BatchFunction
-from penstock.functions.rows import Rows
+from penstock.functions.rows import Rows, as_unicode
 from penstock.functions.steps import NamespaceMatcher, Refused, Step, StepCount
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class _Passage:
 
     def _refuse(self, refused: Iterable[Refused], *, siblings: bool) -> None:
         """Note refusals; `siblings`: other rows of these messages may be left."""
-        new = {one.offset: one for one in refused}
+        new = {one.offset: one._replace(error=as_unicode(one.error)) for one in refused}
         if not new:
             return
         self._refused = new | self._refused

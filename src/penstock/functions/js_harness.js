@@ -10,6 +10,8 @@
   const parse = JSON.parse, stringify = JSON.stringify, rawJSON = JSON.rawJSON;
   const keysOf = Object.keys, isArray = Array.isArray, is = Object.is, protoOf = Object.getPrototypeOf;
   const bare = Object.create, define = Object.defineProperty, now = Date.now, text = String;
+  const call = Function.prototype.call, isUnicode = call.bind(String.prototype.isWellFormed);
+  const asUnicode = call.bind(String.prototype.toWellFormed);
   const plain = Object.prototype, isFinite = Number.isFinite, isInteger = Number.isSafeInteger;
   const QUOTE = 34, COMMA = 44, OPEN = 123, CLOSE = 125, LIST = 91, END = 93;
 
@@ -309,6 +311,8 @@
         throw new Refusal(`the function set op to ${op === "" ? "''" : kind(op)}, a word is wanted`);
       if (typeof ns !== "string" || ns === "")
         throw new Refusal(`the function set ns to ${ns === "" ? "''" : kind(ns)}, a name is wanted`);
+      if (!isUnicode(op) || !isUnicode(ns))
+        throw new Refusal(`the function set ${isUnicode(op) ? "ns" : "op"} to a text with half a surrogate pair in it`);
       if (ts !== given.ts && !isInteger(ts))
         throw new Refusal(`the function set ts to ${typeof ts === "number" ? ts : kind(ts)}, whole microseconds since 1970 are wanted`);
       const skipped = op[0] === "s" || op[0] === "S";
@@ -354,7 +358,7 @@
               moved.push([i, answer.ns, answer.op, answer.ts === given.ts ? null : answer.ts]);
           }
         } catch (error) {
-          refused.push([i, told(error)]);
+          refused.push([i, asUnicode(told(error))]);
         }
         if (now() - begun > budget) break;
       }

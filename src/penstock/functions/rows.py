@@ -189,12 +189,19 @@ class Rows:
         return pa.array(left)
 
 
+def as_unicode(text: str) -> str:
+    """The text with a mark for each half of a surrogate pair, which no column and no JSON can hold."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def check(message: Editable) -> None:
     """Refuse what a function made of a message if no column can hold it."""
     ns: object = message.ns
     ts: object = message.ts
     if not isinstance(ns, str) or not ns:
         raise FunctionError(f"the function set ns to {ns!r}, a name is wanted")
+    if not ns.isascii() and as_unicode(ns) != ns:
+        raise FunctionError(f"the function set ns to {ns!r}, which has half a surrogate pair in it")
     if not isinstance(ts, int) or isinstance(ts, bool) or not _FIRST_TIME <= ts <= _LAST_TIME:
         raise FunctionError(f"the function set ts to {ts!r}, microseconds since 1970 are wanted")
     if message.op not in OP_WORDS:

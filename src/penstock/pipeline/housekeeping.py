@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from penstock.base.errors import PenstockError
-from penstock.base.units import size_text
+from penstock.base.units import rough_size
 from penstock.journal import labels
 from penstock.journal.client import Client
 from penstock.log import offsets
@@ -46,7 +46,7 @@ class Housekeeping:
         self._sinks = sinks
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
-        self._compacted = time.monotonic()
+        self._compacted = float("-inf")  # the first look compacts what earlier runs have left
         self._tried_at: MessageOffset | None = None
         self._measured = commit_log.point.byte, commit_log.reader.size()
 
@@ -99,7 +99,7 @@ class Housekeeping:
         )
         keep(self._log.reader.client, self._pipeline, self._settings.store, self._settings.replication)
         if done.bytes_freed:
-            log.info("compaction freed %s, kept %d messages", size_text(done.bytes_freed), done.kept)
+            log.info("compaction freed %s, kept %d messages", rough_size(done.bytes_freed), done.kept)
         self._measure()
 
     def _earliest(self) -> MessageOffset:
@@ -128,7 +128,7 @@ class Housekeeping:
         if not missing:
             return None
         return (
-            f"the log is at its limit ({size_text(self.size)} of {size_text(self._settings.log_limit)}); "
+            f"the log is at its limit ({rough_size(self.size)} of {rough_size(self._settings.log_limit)}); "
             f"sink '{last}' holds it with {missing} messages to take"
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -197,7 +198,7 @@ class Directory:
 
     def offsets(self, pipeline: str) -> Sequence[SinkStatus]:
         """Every sink that has an offset log, by name."""
-        return self._sinks(pipeline, self.control(pipeline).state(), None)
+        return self._sinks(pipeline, self.control(pipeline).state(), None, running=False)
 
     def loaded(self, pipeline: str, sink: str) -> SinkOffsets:
         """What a sink's offset log says."""
@@ -230,7 +231,7 @@ class Directory:
         control, file = self.control(pipeline).state(), self.run_file(pipeline)
         run = self._run(control, file, now)
         state = reader.state()
-        sinks = self._sinks(pipeline, control, file if run else None)
+        sinks = self._sinks(pipeline, control, file, running=run is not None)
         progress = file.progress if run and file else None
         return PipelineStatus(
             pipeline=pipeline,
@@ -255,7 +256,10 @@ class Directory:
     def _run(self, control: ControlState, file: RunFile | None, now: int) -> RunStatus | None:
         return running(self.owner, file, control, now, local=self.directory is not None)
 
-    def _sinks(self, pipeline: str, control: ControlState, file: RunFile | None) -> list[SinkStatus]:
+    def _sinks(
+        self, pipeline: str, control: ControlState, file: RunFile | None, *, running: bool
+    ) -> list[SinkStatus]:
+        """What a run tells counts while it goes on; of one that has ended, why a sink stopped and has not moved since."""
         reader = self.reader(pipeline)
         end = reader.state().point
         dead = deadletters.counts(self.client, pipeline)
@@ -270,7 +274,11 @@ class Directory:
                 sinkstate.pending(reader, held.commit.watermark, end),
                 dead_letters=dead.get(sink, 0),
                 paused=sink in control.paused,
-                node=nodes.get(sink),
+                node=nodes.get(sink) if running else None,
             )
+            node = nodes.get(sink)
+            if not running and file is not None and node is not None and node.error:
+                stopped_at = file.progress.log_next - node.lag
+                status = replace(status, error=node.error if status.watermark == stopped_at else None)
             found.append(status)
         return found

@@ -18,6 +18,7 @@ import logging
 import os
 import shutil
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -154,6 +155,7 @@ class _Run:
         self._resumes_at = self._log.point.offset if self._strict else 0
         """Nothing is read before every sink has what lies below; the seed's rule after a crash."""
         self._dead: DeadLetters | None = None
+        self._burying = threading.Lock()
         around = Surroundings(
             pipeline.name, self._log.reader, self._log.log_id, scratch, _source_options(pipeline, place), place.reach
         )  # fmt: skip
@@ -230,14 +232,19 @@ class _Run:
 
     def _bury_of(self, sink: str) -> Callable[[int, Sequence[Refusal]], None]:
         def bury(generation: int, refusals: Sequence[Refusal]) -> None:
+            deaths = [Death(r.offset, r.ns, r.node, r.error) for r in refusals]
+            self._dead_letters().add(sink, generation, deaths, self._log.reader, _now())
+
+        return bury
+
+    def _dead_letters(self) -> DeadLetters:
+        """Made when the first message dies; sinks meet the same message at the same time, and one owner is enough."""
+        with self._burying:
             if self._dead is None:
                 self._dead = DeadLetters(self._place.client, self._pipeline.name, _now())
                 settings = self._pipeline.settings
                 keep(self._place.client, self._pipeline.name, settings.store, settings.replication)
-            deaths = [Death(r.offset, r.ns, r.node, r.error) for r in refusals]
-            self._dead.add(sink, generation, deaths, self._log.reader, _now())
-
-        return bury
+            return self._dead
 
     def _hindrance(self) -> str | None:
         """Why the source may not be read now."""
@@ -281,6 +288,8 @@ class _Run:
             self._broker_away = False
             if reason := self._stuck():
                 self._ingest.give_up(reason)
+        for sink in self._sinks:
+            sink.watch(self._ingest.end)
         if self._engine.spark is None and self._lacking():
             self._start()
         if self._engine.spark is None:

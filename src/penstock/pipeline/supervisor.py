@@ -137,7 +137,7 @@ class SupervisedSink:
         self._due = 0.0
         self._recent: deque[tuple[float, int]] = deque()
         self._last: BatchReport | None = None
-        self._lag = Lag(node.max_lag, around.reader)
+        self._lag = Lag(node.name, node.max_lag, around.reader)
         self._batches = BatchRunner(
             pipeline=around.pipeline,
             sink_name=node.name,
@@ -214,13 +214,17 @@ class SupervisedSink:
         self._query = writer.option("checkpointLocation", str(checkpoint)).queryName(name).start()
         self.state, self.reason = "running", None
 
-    def tend(self, spark: SparkSession, end: LogPoint) -> None:
-        """Look after the query: restart it if it died, and say how it stands against the log's end."""
-        if self.idle:
+    def watch(self, end: LogPoint) -> None:
+        """Measure how far behind the sink is, also one that is paused or has stopped: that one holds the log most."""
+        if self.state == "detached":
             return
         self._lag.look(self._batches.at, end)
         if self._lag.detaches:
             self._detach()
+
+    def tend(self, spark: SparkSession, end: LogPoint) -> None:
+        """Look after the query: restart it if it died, and say how it stands against the log's end."""
+        if self.idle:
             return
         if self._query is not None and self._query.isActive:
             self.state = self._how_it_runs(end)
@@ -385,7 +389,8 @@ class SupervisedSink:
 class Lag:
     """How far a sink is behind, against its `max_lag`; warns at half and at four fifths of it (DESIGN 9)."""
 
-    def __init__(self, limit: MaxLag | None, reader: LogReader) -> None:
+    def __init__(self, sink: str, limit: MaxLag | None, reader: LogReader) -> None:
+        self._sink = sink
         self._limit = limit or MaxLag()
         self._reader = reader
         self._looked = 0.0
@@ -415,7 +420,7 @@ class Lag:
         for mark in (0.8, 0.5):
             if self.share >= mark > self._told:
                 self._told = mark
-                log.warning("a sink is at %.0f %% of its max_lag", 100 * self.share)
+                log.warning("sink %s: at %.0f %% of its max_lag", self._sink, 100 * self.share)
         if self.share < 0.5:
             self._told = 0.0
 

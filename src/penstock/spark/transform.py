@@ -283,7 +283,7 @@ def refuse_state(step: FrameStep, shown: DataFrame, result: DataFrame) -> None:
     if found is not None:
         raise UsageError(
             f"transformation '{step.name}' uses {found}, which sees only the messages of one batch",
-            hint="keep state in a query of your own on spark.readStream.format('penstock'), or in an immortal",
+            hint="keep state in a query of your own on spark.readStream.format('penstock')",
         )
 
 

@@ -1,0 +1,94 @@
+"""What a run does when targets, functions and messages go wrong one behind the other."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+
+from penstock import Pipeline, retry
+from penstock import adaptors as a
+from penstock import functions as f
+from penstock.functions.python import MutableMessage
+from penstock.journal.client import Client
+from penstock.journal.embedded import EmbeddedBroker, connect
+from penstock.log import deadletters
+from penstock.log.offsets import Commit, OffsetLog
+from penstock.pipeline import supervisor
+from penstock.pipeline.definition import Node
+from penstock.pipeline.progress import Progress
+from penstock.pipeline.runner import run
+
+from .picky import Picky
+
+pytestmark = pytest.mark.spark
+
+
+def source(pipeline: Pipeline, path: Path, count: int) -> Node:
+    (path / "in.jsonl").write_text("".join(f'{{"n":{n}}}\n' for n in range(count)))
+    return pipeline.source("in", a.file(uri=f"file://{path}/in.jsonl"))
+
+
+def test_a_target_that_goes_away_while_messages_go_one_at_a_time_is_waited_for(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The delivery is a task of Spark then, and the type of an error does not come out of one."""
+    monkeypatch.setattr(supervisor, "RESTARTS", 0)
+    with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
+        OffsetLog(client, "p", "out", 1).commit(Commit(careful=3), {}, 1)
+    away, states = tmp_path / "away", set[str]()
+
+    def report(progress: Progress) -> None:
+        sink = progress.nodes[-1]
+        states.add(sink.state)
+        if progress.phase == "starting spark" and sink.state == "starting":
+            away.touch()
+        elif sink.state == "away":
+            away.unlink(missing_ok=True)
+
+    pipeline = Pipeline("p")
+    pipeline.modules = (Picky.__module__,)
+    source(pipeline, tmp_path, 4).save("out", Picky(directory=tmp_path))
+    summary = run(pipeline, data_dir=tmp_path / "data", once=True, spark=spark, report=report)
+    assert (summary.exit_code, summary.message) == (0, None)
+    assert "away" in states
+    assert (tmp_path / "out.jsonl").read_text().splitlines() == [f'{{"n":{n}}}' for n in range(4)]
+
+
+def test_every_refused_message_has_its_retries_before_it_is_buried(
+    tmp_path: Path, spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    def picky(message: MutableMessage) -> MutableMessage:
+        if message.data["n"] in (1, 3):
+            raise ValueError("not this one")
+        return message
+
+    pipeline = Pipeline("p", batch_messages=1)
+    node = source(pipeline, tmp_path, 5).transform("picky", f.python(picky))
+    on_error = retry(1, backoff=0.05, then="dead-letter")
+    node.save("out", a.file(uri=f"file://{tmp_path}/out.jsonl"), on_error=on_error)
+    with caplog.at_level(logging.WARNING, logger=supervisor.__name__):
+        summary = run(pipeline, data_dir=tmp_path / "data", once=True, spark=spark)
+    assert (summary.exit_code, summary.sinks[0].delivered, summary.sinks[0].dead) == (0, 3, 2)
+    waits = [record.getMessage() for record in caplog.records if "retrying" in record.getMessage()]
+    assert [sum(f"message {n}" in wait for wait in waits) for n in (1, 3)] == [2, 2]
+    with connect(tmp_path / "data") as client:
+        assert [letter.offset for letter in deadletters.load(client, "p")] == [1, 3]
+
+
+def test_a_function_that_makes_up_offsets_stops_its_sink_and_not_the_clock(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    """Buried under an offset that is none, such a message would be refused again and again, in the same batch."""
+    pipeline = Pipeline("p")
+    node = source(pipeline, tmp_path, 3).transform(
+        "odd", lambda df: df.withColumns({"offset": df["offset"] + 7, "data": sf.lit(None).cast("string")})
+    )
+    node.save("out", a.file(uri=f"file://{tmp_path}/out.jsonl"), on_error="dead-letter")
+    summary = run(pipeline, data_dir=tmp_path / "data", once=True, spark=spark)
+    assert summary.exit_code == 2
+    assert "made up offset 7" in str(summary.message)
+    assert summary.sinks[0].pending == 3
