@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import json
 import shutil
 import socket
@@ -11,14 +13,20 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from penstock import Pipeline
 from penstock import adaptors as a
-from penstock.adaptors.base import Batch, Publisher, Refusal, SinkPosition, Source, Staged
-from penstock.adaptors.file_sink import FilePublisher, FileSink
+from penstock import functions as f
+from penstock.adaptors import file_sink
+from penstock.adaptors.base import Batch, Publisher, Refusal, SinkPosition, Source, Stage, Staged
+from penstock.adaptors.file_sink import FilePublisher, FileSink, FileStager
 from penstock.base.errors import AwayError, CorruptError, PenstockError, RefusedError, UsageError
+from penstock.functions.base import Function
+from penstock.functions.chain import Chain, Step
+from penstock.functions.python import MutableMessage
 from penstock.journal.client import BrokerGoneError, Client
 from penstock.journal.embedded import EmbeddedBroker
 from penstock.log.commitlog import CommitLog
@@ -26,9 +34,11 @@ from penstock.log.control import Control, ControlEntry
 from penstock.log.message import Message, Mode, Op, Resume
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.record import Record
+from penstock.pipeline import housekeeping
 from penstock.pipeline.definition import SinkNode
 from penstock.pipeline.engine import Engine
 from penstock.pipeline.errortext import told
+from penstock.pipeline.housekeeping import Housekeeping
 from penstock.pipeline.ingest import Ingest
 from penstock.pipeline.namespace import Namespace
 from penstock.pipeline.offsetfile import Exported, ExportedSink
@@ -100,6 +110,15 @@ class TestRuns:
             engine.start()
 
 
+def _renamed(message: MutableMessage) -> MutableMessage:
+    message.ns = "\ud800"
+    return message
+
+
+def _complaining(message: MutableMessage) -> MutableMessage:
+    raise ValueError("\ud800")
+
+
 class TestDetaching:
     def test_a_target_that_is_away_at_the_start_is_no_reason_to_detach_a_sink(
         self, here: ByHand, tmp_path: Path
@@ -124,10 +143,10 @@ class TestDetaching:
 
 class TestBrokerAway:
     def test_reading_goes_on_where_it_was_when_the_broker_is_back(self, tmp_path: Path) -> None:
-        go = threading.Event()
+        go, quiet = threading.Event(), threading.Event()
 
         class Slow(Source):
-            """Two messages; the second one when it is asked for anew, or told to."""
+            """Three messages; the first one at once, the others when it is told to."""
 
             def namespaces(self) -> Sequence[str]:
                 return ["A"]
@@ -141,6 +160,10 @@ class TestBrokerAway:
                     if n:
                         go.wait(10)
                     yield Batch([Message("A", b'{"n":%d}' % n, ts=NOW)], {"A": {"n": n + 1}})
+                    if n == 1 and not quiet.is_set():
+                        quiet.set()
+                        # Nothing more for a while; what could not be logged must be noticed before.
+                        stop.wait(60)
 
         with EmbeddedBroker(tmp_path / "data") as broker:
             client = Client(broker.address)
@@ -150,6 +173,7 @@ class TestBrokerAway:
             until(lambda: ingest.end.offset == 1)
         go.set()
         until(lambda: ingest.state == "away")
+        assert ingest.end.offset == 1
         with EmbeddedBroker(tmp_path / "data"):
             assert ingest.done.wait(20)
             assert ingest.error is None
@@ -244,11 +268,82 @@ class TestSingleDelivery:
         assert "data is null" in done.refused.error
 
 
+class TestFunctions:
+    """Half a surrogate pair is text to Python and JavaScript, and to nothing else: no column and no JSON holds it."""
+
+    @pytest.mark.parametrize(
+        "function",
+        [
+            f.js(source="function transform(m) { m.ns = m.data.s; return m }"),
+            f.js(source="function transform(m) { throw new Error(m.data.s) }"),
+            f.python(_renamed),
+            f.python(_complaining),
+        ],
+        ids=["js, a name", "js, an error", "python, a name", "python, an error"],
+    )
+    def test_half_a_surrogate_pair_refuses_its_message_and_fails_no_task(self, function: Function) -> None:
+        texts = [rb'{"s":"\ud800"}', b'{"s":"fine"}']
+        records = [Record(n, NOW, Mode.COPY, Op.INSERT, "A", text) for n, text in enumerate(texts)]
+        applied = Chain([Step("f", function, Namespace(".*"))]).apply(batch_of(records), Namespace(".*"))
+        refused = {one.offset: one.error for one in applied.refused}
+        assert 0 in refused
+        assert msgspec.json.encode(refused)
+
+
+class TestHousekeeping:
+    def test_a_compaction_that_failed_is_tried_again_though_nobody_has_moved(
+        self, here: ByHand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Otherwise the source would wait for ever for room that there is."""
+        settings = dataclasses.replace(Pipeline("p").settings, segment_bytes=1000, log_limit=1000)
+        for _ in range(4):
+            here.append("A" * 20)
+            here.close_segment()
+        held = Commit(watermark=70)
+        upkeep = Housekeeping(here.log, "p", settings, lambda: {"s": held})
+
+        def failing(*_: object, **__: object) -> None:
+            raise BrokerGoneError("nobody answers")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(housekeeping, "compact", failing)
+            with pytest.raises(BrokerGoneError):
+                upkeep._look()
+        before = upkeep.size
+        upkeep._look()
+        assert upkeep.size < before
+
+
+class TestStaging:
+    def test_a_disk_that_is_full_is_away_also_for_a_task(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(file_sink, "_written", full)
+        with pytest.raises(AwayError, match="No space left"):
+            FileStager(envelope=False).stage(Stage(tmp_path, "part", 0), iter([_batch()]))
+
+
+def _batch() -> pa.RecordBatch:
+    batch = batch_of([Record(0, NOW, Mode.COPY, Op.INSERT, "A", b"{}")])
+    return batch.append_column("origin", batch.column("ns"))
+
+
 class TestImport:
     @pytest.mark.parametrize("careful", [-1, 4, 10**30])
     def test_no_import_makes_a_sink_go_carefully_for_ever(self, careful: int) -> None:
         export = Exported("p", "log", 3, NOW, (ExportedSink("s", 1, careful=careful),))
         with pytest.raises(UsageError, match="carefully"):
+            export.check("p", "log", 3)
+
+    @pytest.mark.parametrize("name", ["", "a/b", "../log", "a b", "x" * 2000])
+    def test_names_that_no_sink_can_have_are_refused_before_any_other_sink_is_changed(
+        self, name: str
+    ) -> None:
+        export = Exported("p", "log", 3, NOW, (ExportedSink("s", 1), ExportedSink(name, 1)))
+        with pytest.raises(UsageError, match="no sink can have the name"):
             export.check("p", "log", 3)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from penstock.adaptors.base import Refusal
 from penstock.base.errors import UsageError
+from penstock.base.secrets import mask
 from penstock.functions.base import Function
 from penstock.functions.chain import Step
 from penstock.log import deadletters
@@ -58,7 +59,8 @@ def step(editor: Editor, pipeline: Pipeline, sink: str, count: int, *, bury: boo
 
 def _stepped(sink: str, record: Record, done: Delivered) -> Stepped:
     if done.refused is not None:
-        return Stepped(sink, record.offset, record.ns, "refused", done.refused.error, done.refused.node)
+        error = mask(done.refused.error)
+        return Stepped(sink, record.offset, record.ns, "refused", error, done.refused.node)
     outcome = "dead" if done.dead else "delivered" if done.delivered else "dropped"
     return Stepped(sink, record.offset, record.ns, outcome)
 
@@ -90,12 +92,13 @@ def _replayed(
     message: Record,
 ) -> Replayed:
     refusal = delivery.redeliver(message)
-    if refusal is None:
+    error = mask(refusal.error) if refusal is not None else None
+    if refusal is None or error is None:
         dead.settle([letter.number], "replayed", editor.clock())
         done = Replayed(letter.number, letter.sink, letter.offset, "replayed")
     else:
-        dead.retell(letter.number, refusal.node, refusal.error, editor.clock())
-        done = Replayed(letter.number, letter.sink, letter.offset, "refused", refusal.error, refusal.node)
+        dead.retell(letter.number, refusal.node, error, editor.clock())
+        done = Replayed(letter.number, letter.sink, letter.offset, "refused", error, refusal.node)
     detail: Detail = {
         "number": done.number,
         "offset": done.offset,
@@ -146,7 +149,7 @@ def _bury(editor: Editor, pipeline: str, sink: str, held: OffsetLog) -> Bury:
     reader = editor.directory.reader(pipeline)
 
     def keep(refusal: Refusal) -> None:
-        death = Death(refusal.offset, refusal.ns, refusal.node, refusal.error)
+        death = Death(refusal.offset, refusal.ns, refusal.node, mask(refusal.error))
         letters.add(sink, held.state.commit.generation, [death], reader, editor.clock())
 
     return keep

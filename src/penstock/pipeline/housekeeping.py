@@ -68,8 +68,8 @@ class Housekeeping:
         while not self._stop.wait(_LOOK_EVERY):
             try:
                 self._look()
-            except PenstockError as error:
-                log.warning("upkeep of the log: %s", error)
+            except (PenstockError, OSError) as error:
+                log.warning("upkeep of the log, tried again: %s", error)
                 self._stop.wait(5.0)
 
     def _look(self) -> None:
@@ -86,7 +86,6 @@ class Housekeeping:
         full = self.size >= self._settings.log_limit
         if full and earliest == self._tried_at:
             return  # nobody has moved since
-        self._tried_at, self._compacted = earliest, time.monotonic()
         if full:
             self._log.reader.client.roll(self._log.journal)
         done = compact(
@@ -97,6 +96,7 @@ class Housekeeping:
             keep_seconds=None if full else self._settings.retain_age,
             now=time.time_ns() // 1000,
         )
+        self._tried_at, self._compacted = earliest, time.monotonic()  # one that failed is tried again
         keep(self._log.reader.client, self._pipeline, self._settings.store, self._settings.replication)
         if done.bytes_freed:
             log.info("compaction freed %s, kept %d messages", rough_size(done.bytes_freed), done.kept)

@@ -55,6 +55,8 @@ class Ingest:
         self._log = log
         self._hindrance = hindrance
         self._stop = threading.Event()
+        self._halt = threading.Event()
+        """Ends the reading that goes on: set with `_stop`, and when what was read cannot be logged."""
         self._begin = log.point.offset
         self._end = log.point
         self.paused: str | None = None
@@ -89,7 +91,7 @@ class Ingest:
 
     def stop(self, patience: float) -> None:
         """Ask the source to end, and wait for what it has handed over to be durable."""
-        self._stop.set()
+        self._stop_reading()
         if self._thread.ident is not None:
             self._thread.join(patience)
 
@@ -99,7 +101,11 @@ class Ingest:
             f"the source was not read to its end: {reason}",
             hint="have that sink go on, or forget it with `penstock offset delete`, and run again",
         )
+        self._stop_reading()
+
+    def _stop_reading(self) -> None:
         self._stop.set()
+        self._halt.set()
 
     def _run(self) -> None:
         failures = 0
@@ -132,18 +138,23 @@ class Ingest:
     def _read(self) -> None:
         if self._doubtful:
             self._end = self._log.renew(time.time_ns() // 1000)
-            self._doubtful = False
+            self._doubtful, self.away = False, None
         pending: Future[None] | None = None
+        halt = self._halt = threading.Event()
+        if self._stop.is_set():
+            halt.set()
         with ThreadPoolExecutor(1, thread_name_prefix="append") as appender:
             try:
                 if not self._may_read():
                     return
-                for batch in self._source.read(self._namespace.matches, self._log.resume(), self._stop):
+                for batch in self._source.read(self._namespace.matches, self._log.resume(), halt):
                     self.away = None
                     if pending is not None:
                         pending.result()
                     pending = appender.submit(self._append, batch)
-                    if self._stop.is_set() or not self._may_read():
+                    # A source that waits for more would not hear of it before there is more.
+                    pending.add_done_callback(lambda done: halt.set() if done.exception() else None)
+                    if halt.is_set() or not self._may_read():
                         break
             finally:  # what a source gave before it failed counts
                 if pending is not None:
@@ -153,7 +164,7 @@ class Ingest:
         """Wait until nothing is in the way of reading; False if the run ends meanwhile."""
         self.paused = self._hindrance()
         while self.paused is not None:
-            if self._stop.wait(_LOOK_AGAIN):
+            if self._halt.wait(_LOOK_AGAIN):
                 return False
             self.paused = self._hindrance()
         return True

@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.base.errors import UsageError
 from penstock.log.offsets import Commit, SinkOffsets
+from penstock.pipeline.definition import NAME
 from penstock.pipeline.operations import Directory
 
 FORMAT = 1
@@ -70,6 +71,8 @@ class Exported(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _check_sink(sink: ExportedSink, end: int) -> None:
+    if not NAME.fullmatch(sink.sink):
+        raise UsageError(f"no sink can have the name {sink.sink[:80]!r}")
     if not -1 <= sink.offset < end:
         raise UsageError(
             f"sink '{sink.sink}': offset {sink.offset} is beyond the log, which ends with {end - 1}"

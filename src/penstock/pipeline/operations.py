@@ -259,7 +259,7 @@ class Directory:
     def _sinks(
         self, pipeline: str, control: ControlState, file: RunFile | None, *, running: bool
     ) -> list[SinkStatus]:
-        """What a run tells counts while it goes on; of one that has ended, why a sink stopped and has not moved since."""
+        """What a run tells counts while it goes on; of one that has ended, why a sink that stands still stopped."""
         reader = self.reader(pipeline)
         end = reader.state().point
         dead = deadletters.counts(self.client, pipeline)

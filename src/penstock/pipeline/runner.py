@@ -232,7 +232,7 @@ class _Run:
 
     def _bury_of(self, sink: str) -> Callable[[int, Sequence[Refusal]], None]:
         def bury(generation: int, refusals: Sequence[Refusal]) -> None:
-            deaths = [Death(r.offset, r.ns, r.node, r.error) for r in refusals]
+            deaths = [Death(r.offset, r.ns, r.node, mask(r.error)) for r in refusals]
             self._dead_letters().add(sink, generation, deaths, self._log.reader, _now())
 
         return bury
