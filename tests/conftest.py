@@ -26,17 +26,26 @@ settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share the Spark session share a process, and so do those that share the cluster.
+_FIRST_HALF = ("test_runner.py", "test_hostile_spark.py", "test_examples.py")
+"""Of the tests that share a session; about half of them by time."""
 
-    Those with sessions of their own stay together by module. The others run beside them (`-n 2`).
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share a Spark session share a process: two sessions, one for each of two cores.
+
+    So do those that share the cluster; those with sessions of their own stay together by module. The others run
+    beside them (`-n 2`).
     """
     for item in items:
-        if item.get_closest_marker("spark") is not None:
-            shared = [
-                name for name in ("spark", "standalone_master") if name in getattr(item, "fixturenames", ())
-            ]
-            item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.nodeid.partition("::")[0]))
+        if item.get_closest_marker("spark") is None:
+            continue
+        fixtures = getattr(item, "fixturenames", ())
+        group = item.nodeid.partition("::")[0]
+        if "spark" in fixtures:
+            group = "spark 1" if item.path.name in _FIRST_HALF else "spark 2"
+        elif "standalone_master" in fixtures:
+            group = "standalone master"
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

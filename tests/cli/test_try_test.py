@@ -200,6 +200,7 @@ cases:
 """
 
 
+@pytest.mark.soak  # the cases of the sample shop have a function of a DataFrame as well
 @pytest.mark.spark
 def test_functions_of_dataframes_and_sql_are_tested_with_spark(bench: Shop) -> None:
     (bench.path / "shop.py").write_text(FRAMES)
