@@ -24,13 +24,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from measuring import log_to_spark, rotated, timed
 from penstock import Pipeline
 from penstock import adaptors as a
 from penstock import functions as f
@@ -75,22 +76,6 @@ def document(number: int) -> str:
         },
         separators=(",", ":"),
     )
-
-
-def timed(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
-def rotated(rounds: int, cases: Mapping[str, Callable[[], float]]) -> dict[str, float]:
-    """Run each case once a round, starting with another one each time; the median of each."""
-    names = list(cases)
-    taken: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            taken[name].append(cases[name]())
-    return {name: statistics.median(values) for name, values in taken.items()}
 
 
 def js() -> Function:
@@ -197,32 +182,7 @@ def rows(root: Path, spark: SparkSession, documents: int, rounds: int) -> dict[s
             batch = [Message("orders", document(first + i).encode(), ts=first + i) for i in range(count)]
             log.append(batch, {}, [], 0)
         options = {"dataDir": str(root / "rows"), "pipeline": "rows", "partitions": "2"}
-
-        def from_log() -> DataFrame:
-            return spark.read.format("penstock").options(**options).load()
-
-        schema = from_log().schema
-        from_log().write.parquet(str(root / "parquet"))
-        from_log().write.json(str(root / "json"))
-        frames: dict[str, Callable[[], DataFrame]] = {
-            "log": from_log,
-            "parquet": lambda: spark.read.parquet(str(root / "parquet")),
-            "json": lambda: spark.read.schema(schema).json(str(root / "json")),
-        }
-
-        def noop(make: Callable[[], DataFrame]) -> Callable[[], float]:
-            return lambda: timed(lambda: make().write.format("noop").mode("overwrite").save())
-
-        for make in frames.values():
-            noop(make)()
-        seconds = rotated(rounds, {name: noop(make) for name, make in frames.items()})
-    return {
-        "rows_per_second": documents / seconds["log"],
-        "parquet_rows_per_second": documents / seconds["parquet"],
-        "json_rows_per_second": documents / seconds["json"],
-        "ratio_to_parquet": seconds["parquet"] / seconds["log"],
-        "ratio_to_json": seconds["json"] / seconds["log"],
-    }
+        return log_to_spark(root, spark, options, documents, rounds)
 
 
 def latency(root: Path, spark: SparkSession) -> dict[str, float]:

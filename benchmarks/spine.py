@@ -13,12 +13,11 @@ import json
 import os
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
+from measuring import log_to_spark, rotated, timed
 from penstock import Pipeline
 from penstock import adaptors as a
 from penstock.base.disk import Disk
@@ -40,22 +39,6 @@ def a_value(number: int) -> bytes:
     """A document of 100 bytes."""
     bare = VALUE % (number, b"")
     return VALUE % (number, b"x" * (100 - len(bare)))
-
-
-def rotated(rounds: int, cases: Mapping[str, Callable[[], float]]) -> dict[str, float]:
-    """Run each case once a round, starting with another one each time; the median of each."""
-    names = list(cases)
-    taken: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            taken[name].append(cases[name]())
-    return {name: statistics.median(values) for name, values in taken.items()}
-
-
-def timed(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 def appends(root: Path, client: Client, messages: int, rounds: int) -> dict[str, float]:
@@ -96,33 +79,8 @@ def reads(root: Path, client: Client, spark: SparkSession, messages: int, rounds
     log = CommitLog(client, "reads", root / "data" / "index", 64 << 20, 0)
     for first in range(0, messages, BATCH):
         log.append([Message("orders", a_value(first + i), ts=first + i) for i in range(BATCH)], {}, [], 0)
-
-    def from_log() -> DataFrame:
-        options = {"dataDir": str(root / "data"), "pipeline": "reads", "partitions": "2"}
-        return spark.read.format("penstock").options(**options).load()
-
-    schema = from_log().schema
-    from_log().write.parquet(str(root / "parquet"))
-    from_log().write.json(str(root / "json"))
-    frames: dict[str, Callable[[], DataFrame]] = {
-        "log": from_log,
-        "parquet": lambda: spark.read.parquet(str(root / "parquet")),
-        "json": lambda: spark.read.schema(schema).json(str(root / "json")),
-    }
-
-    def noop(make: Callable[[], DataFrame]) -> Callable[[], float]:
-        return lambda: timed(lambda: make().write.format("noop").mode("overwrite").save())
-
-    for make in frames.values():
-        noop(make)()
-    seconds = rotated(rounds, {name: noop(make) for name, make in frames.items()})
-    return {
-        "rows_per_second": messages / seconds["log"],
-        "parquet_rows_per_second": messages / seconds["parquet"],
-        "json_rows_per_second": messages / seconds["json"],
-        "ratio_to_parquet": seconds["parquet"] / seconds["log"],
-        "ratio_to_json": seconds["json"] / seconds["log"],
-    }
+    options = {"dataDir": str(root / "data"), "pipeline": "reads", "partitions": "2"}
+    return log_to_spark(root, spark, options, messages, rounds)
 
 
 def batch_cost(root: Path, client: Client, spark: SparkSession) -> dict[str, float]:

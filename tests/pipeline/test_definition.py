@@ -109,8 +109,9 @@ def test_a_pipeline_without_source_or_sink_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["a", "A9", "orders_v2.1-x", "9", "x" * 64])
 def test_names_that_are_taken(name: str) -> None:
-    _, orders = started()
+    pipeline, orders = started()
     orders.save(name, file_sink())
+    assert [sink.name for sink in pipeline.sink_nodes] == [name]
 
 
 @pytest.mark.parametrize("name", ["", "_a", "-a", ".a", "a b", "a/b", "ä", "x" * 65, "a\n", ".."])
@@ -212,8 +213,9 @@ def test_any_callable_of_one_argument_is_a_function() -> None:
     def first(df: Any, rows: int = 3) -> Any:
         return df.limit(rows)
 
-    _, orders = started()
+    pipeline, orders = started()
     orders.transform("object", Limit()).transform("function", first).transform("lambda", lambda df: df)
+    assert [step.name for step in pipeline.transform_nodes] == ["object", "function", "lambda"]
 
 
 def test_a_bad_pattern_names_its_node() -> None:

@@ -38,6 +38,7 @@ from penstock.log.control import BEAT_SECONDS, PAUSE, RESUME, Control, ControlEn
 from penstock.log.deadletters import DeadLetters, Death
 from penstock.log.keeping import keep
 from penstock.log.offsets import OffsetLog
+from penstock.pipeline.account import account, functions_told
 from penstock.pipeline.beating import beating
 from penstock.pipeline.definition import Pipeline
 from penstock.pipeline.engine import Engine
@@ -190,7 +191,8 @@ class _Run:
             raise
         finally:
             self._shut_down()
-            summary = self._summary()
+            elapsed = time.monotonic() - self._started
+            summary = account(self._pipeline.name, elapsed, self._ingest, self._sinks)
             self._note_end(summary.exit_code if failure is None else getattr(failure, "exit_code", 1))
         return summary
 
@@ -377,7 +379,8 @@ class _Run:
             rate=self._ingest.read / elapsed if elapsed else 0.0,
             error=first_line(trouble) if trouble else None,
         )
-        nodes = [source, *self._functions(), *(sink.progress(end) for sink in self._sinks)]
+        functions = functions_told(self._pipeline, self._sinks)
+        nodes = [source, *functions, *(sink.progress(end) for sink in self._sinks)]
         return Progress(
             self._pipeline.name,
             elapsed,
@@ -388,28 +391,6 @@ class _Run:
             log_limit=self._pipeline.settings.log_limit,
             readers=self._ingest.paused,
         )
-
-    def _functions(self) -> list[NodeProgress]:
-        """What each function did, on its way to whichever sink."""
-        shown = []
-        for step in self._pipeline.transform_nodes:
-            counts = [sink.steps[step.name] for sink in self._sinks if step.name in sink.steps]
-            into, out, dropped, refused = (
-                (sum(column) for column in zip(*counts, strict=True)) if counts else (0,) * 4
-            )
-            shown.append(
-                NodeProgress(
-                    node=step.name,
-                    kind="function",
-                    adaptor=step.label,
-                    state="running" if counts else "waiting",
-                    messages_in=into,
-                    delivered=out,
-                    dropped=dropped,
-                    dead=refused,
-                )
-            )
-        return shown
 
     def _publish(self, exit_code: int | None) -> None:
         content = RunFile(
@@ -426,26 +407,6 @@ class _Run:
 
     def _note(self, action: str, **detail: str | int | None) -> None:
         self._control.append(ControlEntry(_now(), "penstock run", action, None, {"run": self.id, **detail}))
-
-    def _summary(self) -> Summary:
-        end = self._ingest.end
-        sinks = [sink.summary(end) for sink in self._sinks]
-        errors = [error for error in (self._ingest.error, *(sink.error for sink in self._sinks)) if error]
-        adds_up = all(sink.adds_up for sink in sinks)
-        code = max((getattr(error, "exit_code", 1) for error in errors), default=0)
-        message = "; ".join(_told(error) for error in errors) or None
-        if not adds_up:
-            code, message = code or 1, message or "the account does not add up"
-        return Summary(
-            pipeline=self._pipeline.name,
-            elapsed=time.monotonic() - self._started,
-            read=self._ingest.read,
-            log_next=end.offset,
-            sinks=sinks,
-            adds_up=adds_up,
-            exit_code=code,
-            message=message,
-        )
 
 
 def _spark_gone() -> PenstockError:
@@ -466,11 +427,6 @@ class _Clock:
             return False
         self._last[what] = now
         return True
-
-
-def _told(error: BaseException) -> str:
-    text = first_line(error)
-    return f"{text} ({mask(error.hint)})" if isinstance(error, PenstockError) and error.hint else text
 
 
 def _scratch(place: Place, given: Path | None, pipeline: str) -> Path:

@@ -20,13 +20,12 @@ log, and at the next start it is delivered one message at a time (`single.py`), 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,11 +47,11 @@ from penstock.spark.transform import (
     REPORTED_REFUSALS,
     Earlier,
     FrameStep,
-    Seen,
     observed,
     segments,
     summed,
 )
+from penstock.spark.work import Work, highest, in_order, last_told, refusals_of, told_by
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -245,15 +244,15 @@ class BatchRunner:
 
     def _in_bulk(self, frame: DataFrame, begin: LogPoint, end: LogPoint, messages: int | None) -> None:
         started = time.monotonic()
-        work = _Work(frame, begin, end, messages)
+        work = Work(frame, begin, end, messages)
         refused: Refusal | None = None
         tasks = self._staged(work)
-        while refusals := _refusals(tasks):
+        while refusals := refusals_of(tasks):
             if not self._burying:
                 refused = refusals[0]
                 work = work.until(refused.offset)
             else:
-                work = work.burying(refusals, until=_last_told(tasks))
+                work = work.burying(refusals, until=last_told(tasks))
                 if self._told_all(tasks, refusals):
                     break
             tasks = self._staged(work) if work.end.offset > begin.offset else []
@@ -272,7 +271,7 @@ class BatchRunner:
         told = not any(task.more for task in tasks)
         return told and by_functions and len(self._passes) == 1 and not multiplies
 
-    def _staged(self, work: _Work) -> list[Task]:
+    def _staged(self, work: Work) -> list[Task]:
         """Steps 2 to 4. Plans that keep the order of the log need no sort; others are staged anew, sorted.
 
         Also where the sink asks for no order but a DataFrame function may have spread one message over tasks,
@@ -280,11 +279,11 @@ class BatchRunner:
         """
         tasks = self._stage(work, sort=False)
         matters = self._sink.order is not Order.NONE or len(self._passes) > 1
-        if matters and not _in_order(tasks):
+        if matters and not in_order(tasks):
             tasks = self._stage(work, sort=True)
         return sorted(tasks, key=lambda task: task.staged.first)
 
-    def _stage(self, work: _Work, *, sort: bool) -> list[Task]:
+    def _stage(self, work: Work, *, sort: bool) -> list[Task]:
         from pyspark.sql import Observation
         from pyspark.sql import functions as sf
 
@@ -320,7 +319,7 @@ class BatchRunner:
             )
         tasks = [msgspec.json.decode(row[0], type=Task) for row in rows]
         if len(self._passes) > 1:
-            tasks.append(_told_by(earlier.seen(), self._limit))
+            tasks.append(told_by(earlier.seen(), self._limit))
         self._refuse_made_up(tasks, begin, end)
         return tasks
 
@@ -348,7 +347,7 @@ class BatchRunner:
         self._checked = True
         return earlier
 
-    def _publish(self, tasks: Sequence[Task], work: _Work, started: float) -> BatchReport:
+    def _publish(self, tasks: Sequence[Task], work: Work, started: float) -> BatchReport:
         """Steps 5 and 6."""
         before = self.offsets.state.commit
         begin, end = work.begin, work.end
@@ -366,7 +365,7 @@ class BatchRunner:
             with faults.step("bury"):
                 self._bury(before.generation, dead)
         commit = advanced(before, end.offset, delivered=delivered, dropped=dropped, dead=len(dead), rows=rows)
-        namespaces = _highest(parts)
+        namespaces = highest(parts)
         if delivered:
             self._move(parts, commit)
         if delivered or dead:
@@ -429,7 +428,7 @@ class BatchRunner:
         if len(self._passes) > 1:  # what functions before the last pass refuse is known only afterwards
             earlier = self._earlier(work, self._acked())
             earlier.frame.count()
-            told = _told_by(earlier.seen(), self._limit).staged.refused
+            told = told_by(earlier.seen(), self._limit).staged.refused
             if told:
                 refused = told[0]
                 end = refused.offset
@@ -449,45 +448,6 @@ class BatchRunner:
         return delivered if delivered.refused is not None else dataclasses.replace(delivered, refused=refused)
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """A range of the log on its way to the sink: how far it goes, and who in it is dead."""
-
-    frame: DataFrame
-    begin: LogPoint
-    end: LogPoint
-    given: int | None
-    """How many messages there are in the range, if it has holes."""
-    dead: Mapping[int, Refusal] = field(default_factory=dict)
-
-    @property
-    def messages(self) -> int:
-        whole = self.end.offset - self.begin.offset
-        return whole if self.given is None else self.given
-
-    def until(self, offset: int) -> _Work:
-        """The work that ends before a message."""
-        end = LogPoint(MessageOffset(offset), self.end.byte)
-        shorter = dataclasses.replace(self, end=end)
-        if self.given is None:
-            return shorter
-        return dataclasses.replace(shorter, given=shorter.messages_of().count())
-
-    def burying(self, refusals: Iterable[Refusal], until: int | None) -> _Work:
-        work = self if until is None or until >= self.end.offset else self.until(until)
-        dead = {**self.dead, **{refusal.offset: refusal for refusal in refusals}}
-        return dataclasses.replace(
-            work, dead={offset: dead[offset] for offset in dead if offset < work.end.offset}
-        )
-
-    def leave_out(self, acked: Sequence[int]) -> tuple[int, ...]:
-        return (*(offset for offset in acked if offset < self.end.offset), *self.dead)
-
-    def messages_of(self) -> DataFrame:
-        """Cuts only where a refused message ends the batch, or where it follows careful delivery."""
-        return self.frame.where(f"offset >= {self.begin.offset} AND offset < {self.end.offset}")
-
-
 def planned_end(checkpoint: Path, batch_id: int) -> LogPoint:
     """The end of a batch, from the file in which Spark notes it before the batch runs."""
     lines = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()
@@ -503,44 +463,6 @@ def refusal_error(sink: str, refusal: Refusal) -> RefusedError:
         hint=f"everything before it is delivered; look at it with `penstock xlog show {refusal.offset}`, "
         f"go past it with `penstock offset ack {sink} {refusal.offset}`, or mend the cause and run again",
     )
-
-
-def _refusals(tasks: Sequence[Task]) -> list[Refusal]:
-    """What was refused, each message once, in the order of their offsets."""
-    found: dict[int, Refusal] = {}
-    for task in tasks:
-        for refusal in task.staged.refused:
-            found.setdefault(refusal.offset, refusal)
-    return [found[offset] for offset in sorted(found)]
-
-
-def _last_told(tasks: Sequence[Task]) -> int | None:
-    """Where a batch must end so that every refusal in it is known; None if all of them are."""
-    ends = [task.staged.refused[-1].offset + 1 for task in tasks if task.more]
-    return min(ends, default=None)
-
-
-def _in_order(tasks: Sequence[Task]) -> bool:
-    """Whether the parts, put one behind the other, are in the order of their offsets."""
-    staged = sorted((task.staged for task in tasks if task.staged.rows), key=lambda part: part.first)
-    apart = all(one.last < two.first for one, two in itertools.pairwise(staged))
-    return apart and all(part.ordered for part in staged)
-
-
-def _highest(parts: Sequence[Staged]) -> dict[str, int]:
-    """The highest offset of each namespace over all parts."""
-    namespaces: dict[str, int] = {}
-    for part in parts:
-        for ns, offset in part.namespaces.items():
-            namespaces[ns] = max(offset, namespaces.get(ns, -1))
-    return namespaces
-
-
-def _told_by(seen: Seen, limit: int) -> Task:
-    """What the passes before the last one told, as if a task had staged nothing and reported it."""
-    refusals = [Refusal(r.offset, r.ns, r.error, r.node) for r in seen.refused]
-    staged = Staged("", 0, 0, 0, -1, -1, True, dict(seen.namespaces), refusals)
-    return Task(staged, dict(seen.counts), more=len(refusals) >= limit)
 
 
 def _now() -> int:

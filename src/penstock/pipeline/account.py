@@ -1,0 +1,63 @@
+"""The account of a run: what each function did while it goes on, and whether everything adds up when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.base.errors import PenstockError
+from penstock.base.secrets import mask
+from penstock.pipeline.definition import Pipeline
+from penstock.pipeline.errortext import first_line
+from penstock.pipeline.ingest import Ingest
+from penstock.pipeline.progress import NodeProgress, Summary
+from penstock.pipeline.supervisor import SupervisedSink
+
+
+def functions_told(pipeline: Pipeline, sinks: Sequence[SupervisedSink]) -> list[NodeProgress]:
+    """What each function did, on its way to whichever sink."""
+    shown = []
+    for step in pipeline.transform_nodes:
+        counts = [sink.steps[step.name] for sink in sinks if step.name in sink.steps]
+        into, out, dropped, refused = (
+            (sum(column) for column in zip(*counts, strict=True)) if counts else (0,) * 4
+        )
+        shown.append(
+            NodeProgress(
+                node=step.name,
+                kind="function",
+                adaptor=step.label,
+                state="running" if counts else "waiting",
+                messages_in=into,
+                delivered=out,
+                dropped=dropped,
+                dead=refused,
+            )
+        )
+    return shown
+
+
+def account(pipeline: str, elapsed: float, ingest: Ingest, sinks: Sequence[SupervisedSink]) -> Summary:
+    """How a run ended: what went wrong, and what became of every message."""
+    end = ingest.end
+    ended = [sink.summary(end) for sink in sinks]
+    errors = [error for error in (ingest.error, *(sink.error for sink in sinks)) if error]
+    adds_up = all(sink.adds_up for sink in ended)
+    code = max((getattr(error, "exit_code", 1) for error in errors), default=0)
+    message = "; ".join(_told(error) for error in errors) or None
+    if not adds_up:
+        code, message = code or 1, message or "the account does not add up"
+    return Summary(
+        pipeline=pipeline,
+        elapsed=elapsed,
+        read=ingest.read,
+        log_next=end.offset,
+        sinks=ended,
+        adds_up=adds_up,
+        exit_code=code,
+        message=message,
+    )
+
+
+def _told(error: BaseException) -> str:
+    text = first_line(error)
+    return f"{text} ({mask(error.hint)})" if isinstance(error, PenstockError) and error.hint else text

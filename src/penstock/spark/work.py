@@ -1,0 +1,99 @@
+"""A range of the log on its way to a sink, and what its tasks told, put together. Pure, but for the frame it cuts.
+
+`Work` says which messages a batch is about: where it ends, and which of them are dead. The functions behind it read
+the reports of tasks (`tasks.py`): who was refused, whether the parts are in order, how far each namespace came.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from penstock.adaptors.base import Refusal, Staged
+from penstock.log.message import MessageOffset
+from penstock.log.positions import LogPoint
+from penstock.spark.tasks import Task
+from penstock.spark.transform import Seen
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A range of the log on its way to the sink: how far it goes, and who in it is dead."""
+
+    frame: DataFrame
+    begin: LogPoint
+    end: LogPoint
+    given: int | None
+    """How many messages there are in the range, if it has holes."""
+    dead: Mapping[int, Refusal] = field(default_factory=dict)
+
+    @property
+    def messages(self) -> int:
+        whole = self.end.offset - self.begin.offset
+        return whole if self.given is None else self.given
+
+    def until(self, offset: int) -> Work:
+        """The work that ends before a message."""
+        end = LogPoint(MessageOffset(offset), self.end.byte)
+        shorter = dataclasses.replace(self, end=end)
+        if self.given is None:
+            return shorter
+        return dataclasses.replace(shorter, given=shorter.messages_of().count())
+
+    def burying(self, refusals: Iterable[Refusal], until: int | None) -> Work:
+        work = self if until is None or until >= self.end.offset else self.until(until)
+        dead = {**self.dead, **{refusal.offset: refusal for refusal in refusals}}
+        return dataclasses.replace(
+            work, dead={offset: dead[offset] for offset in dead if offset < work.end.offset}
+        )
+
+    def leave_out(self, acked: Sequence[int]) -> tuple[int, ...]:
+        return (*(offset for offset in acked if offset < self.end.offset), *self.dead)
+
+    def messages_of(self) -> DataFrame:
+        """Cuts only where a refused message ends the batch, or where it follows careful delivery."""
+        return self.frame.where(f"offset >= {self.begin.offset} AND offset < {self.end.offset}")
+
+
+def refusals_of(tasks: Sequence[Task]) -> list[Refusal]:
+    """What was refused, each message once, in the order of their offsets."""
+    found: dict[int, Refusal] = {}
+    for task in tasks:
+        for refusal in task.staged.refused:
+            found.setdefault(refusal.offset, refusal)
+    return [found[offset] for offset in sorted(found)]
+
+
+def last_told(tasks: Sequence[Task]) -> int | None:
+    """Where a batch must end so that every refusal in it is known; None if all of them are."""
+    ends = [task.staged.refused[-1].offset + 1 for task in tasks if task.more]
+    return min(ends, default=None)
+
+
+def in_order(tasks: Sequence[Task]) -> bool:
+    """Whether the parts, put one behind the other, are in the order of their offsets."""
+    staged = sorted((task.staged for task in tasks if task.staged.rows), key=lambda part: part.first)
+    apart = all(one.last < two.first for one, two in itertools.pairwise(staged))
+    return apart and all(part.ordered for part in staged)
+
+
+def highest(parts: Sequence[Staged]) -> dict[str, int]:
+    """The highest offset of each namespace over all parts."""
+    namespaces: dict[str, int] = {}
+    for part in parts:
+        for ns, offset in part.namespaces.items():
+            namespaces[ns] = max(offset, namespaces.get(ns, -1))
+    return namespaces
+
+
+def told_by(seen: Seen, limit: int) -> Task:
+    """What the passes before the last one told, as if a task had staged nothing and reported it."""
+    refusals = [Refusal(r.offset, r.ns, r.error, r.node) for r in seen.refused]
+    staged = Staged("", 0, 0, 0, -1, -1, True, dict(seen.namespaces), refusals)
+    return Task(staged, dict(seen.counts), more=len(refusals) >= limit)
