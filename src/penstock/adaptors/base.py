@@ -5,11 +5,15 @@ source, a sink, or both; asking for the half it does not have is a `UsageError`.
 
 **Who calls what**
 
-    runner process     Adaptor.source() -> Source.namespaces()          once, for `plan`
-                       Source.read(...)                                 once a start, in a thread of its own
-                       Adaptor.sink() -> Sink.publisher() -> Publisher  once a start
+    runner process     Adaptor.source() -> Source.inspect(...)          once, for `plan`
+                       Source.use(...), Source.read(...)                once a start, in a thread of its own
+                       Source.logged(...)                               for each batch, once the log has it
+                       Source.gauges(), Source.copying()                every few seconds
+                       Source.release()                                 when an operator takes the source away
+                       Adaptor.sink() -> Sink.use(...), Sink.publisher()  once a start
                        Publisher.open / publish / close                 see there
-    executor process   Stager.stage(...)                                once a task attempt
+    executor process   CopyTask.read()                                  once a task attempt, if a source copies so
+                       Stager.stage(...)                                once a task attempt
 
 A sink is written in two steps because Spark's tasks may fail, run twice, or outlive the run that started
 them. Tasks only *stage*, under names that no other attempt uses. The runner then *publishes* what the
@@ -37,7 +41,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -45,6 +49,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from penstock.base.errors import UsageError
 from penstock.log.message import Message, Position, Resume
+from penstock.log.packing import Packed
 from penstock.log.schema import Schema
 
 if TYPE_CHECKING:
@@ -67,22 +72,149 @@ class Guarantee(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Bad:
+    """Something at the source that cannot be a message, such as a line that is no JSON.
+
+    It is kept among the dead letters, under the name of the source. `place` says where it stands, in words that a
+    person finds it by (`orders.jsonl, line 7, byte 512`), and the same thing always has the same `place`: what is
+    read again after a crash is kept once. `content` is what was found, as far as it is worth keeping.
+    """
+
+    ns: str
+    place: str
+    error: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """What a source read in one go. The log takes it in one append: all of it, or none.
 
     `positions` says, for each namespace the batch moved, where to go on from once this batch is durable.
     `completed` names the namespaces whose copy ends with this batch. `schemas` gives, before the first row of a
     namespace and at every change, what its fields are (`penstock.log.schema`). A batch may have no messages.
+
+    `packed` are further messages, behind those in `messages`, that come as columns and are laid out for the log
+    already (`penstock.log.packing`): the way for sources that read much at once. `bad` goes to the dead letters,
+    durably, before the log takes the rest. `more` says that a transaction of the source goes on in the next batch:
+    a sink is then given both in one.
     """
 
-    messages: Sequence[Message]
+    messages: Sequence[Message] = ()
     positions: Mapping[str, Position] = field(default_factory=dict)
     completed: Sequence[str] = ()
     schemas: Mapping[str, Schema] = field(default_factory=dict)
+    packed: Sequence[Packed] = ()
+    bad: Sequence[Bad] = ()
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something about the outside system that a person should know before a run.
+
+    `fix` is the statement or command that mends it, word for word, where there is one. What is `fatal` keeps a run
+    from working at all.
+    """
+
+    what: str
+    fix: str | None = None
+    fatal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A namespace of a source: about how many rows it has (None if nobody knows), and its key."""
+
+    ns: str
+    rows: int | None = None
+    key: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What `plan` tells about a source: all its namespaces, accepted or not, and what is wrong with the accepted."""
+
+    namespaces: Sequence[Found]
+    findings: Sequence[Finding] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Copying:
+    """How far the copy of a namespace is: rows read, of about how many; None if nobody knows."""
+
+    ns: str
+    rows: int
+    of: int | None
+
+
+class CopyTask(ABC):
+    """One range of a copy, read wherever there is a free core; pickled, so it holds settings and nothing live."""
+
+    @abstractmethod
+    def read(self) -> Iterator[Packed]:
+        """The rows of the range. May run several times, and in another process than the source.
+
+        An error fails the copy, as one from `Source.read` would; `AwayError` and `UsageError` keep their meaning.
+        """
+
+
+class Copier(ABC):
+    """Reads ranges in parallel for a source. The runner gives one that uses Spark's tasks."""
+
+    @abstractmethod
+    def run(self, tasks: Iterable[CopyTask], stop: threading.Event) -> Iterator[Sequence[Packed]]:
+        """The rows of each task, in the order of the tasks, which are taken from the iterable as there is room.
+
+        Several run at once; those that are done wait, in files, for those before them. Ends early when `stop` is
+        set. Ranges of about 8 MiB are a good size: the rows of one go into the log in one append.
+        """
+
+
+class Here(Copier):
+    """Reads one range after the other, in this process."""
+
+    def run(self, tasks: Iterable[CopyTask], stop: threading.Event) -> Iterator[Sequence[Packed]]:
+        for task in tasks:
+            if stop.is_set():
+                return
+            yield list(task.read())
 
 
 class Source(ABC):
     """Reads an outside system: first what is there (copy), then, if asked to tail, what changes."""
+
+    copier: Copier = Here()
+    """What reads the ranges of a large copy."""
+    name: str = ""
+    """Of the pipeline and the source in it, `shop.db`: what a source sets up at the system can be named after it."""
+
+    def use(self, copier: Copier, name: str) -> None:
+        """Called once, before `read`."""
+        self.copier, self.name = copier, name
+
+    def inspect(self, accept: Callable[[str], bool]) -> Inspection:
+        """What there is, and what stands in the way of reading it; connects, changes nothing, reads no rows."""
+        return Inspection([Found(ns) for ns in self.namespaces()])
+
+    def logged(self, batch: Batch) -> None:  # noqa: B027 - a source may have nothing to acknowledge
+        """The log has `batch`, durably; and all batches before it. Now it may be acknowledged to the outside.
+
+        Called in the order of the batches, in another thread than `read`, maybe while that waits for more: take a
+        note, and have `read` do the rest within a second or so.
+        """
+
+    def gauges(self) -> Mapping[str, float]:
+        """Numbers about the outside for `/metrics` and `status`, such as `held_back_bytes`; as last seen, at once."""
+        return {}
+
+    def copying(self) -> Sequence[Copying]:
+        """The copies under way; at once."""
+        return ()
+
+    def release(self) -> Sequence[str]:
+        """Take away what `read` has set up at the system (a slot, a publication); tells what that was."""
+        return ()
 
     @abstractmethod
     def namespaces(self) -> Sequence[str]:
@@ -97,8 +229,8 @@ class Source(ABC):
     ) -> Iterator[Batch]:
         """Yield batches of the namespaces that `accept` lets through, each after the position in `resume`.
 
-        The runner asks for the next batch while the last one is being made durable; all before that one are
-        durable by then, and nothing later may be acknowledged to the outside. A source may be slow to be
+        The runner asks for the next batch while the last one is being made durable: only what `logged` was told of
+        may be acknowledged to the outside. A source may be slow to be
         asked, and must be quick to end when `stop` is set: it checks between batches and never sleeps
         longer than a fraction of a second without waiting on `stop`. Returning means the source has run
         out; a source that tails returns only on `stop`. Batches of about a megabyte or 10,000 messages
@@ -117,6 +249,10 @@ class Source(ABC):
         `refuse_conditions`, one that can raises `UsageError` for what is no condition, before it reads, and runs it
         so that it cannot write.
         """
+
+
+def _no_schema(ns: str) -> Schema | None:
+    return None
 
 
 def refuse_conditions(adaptor: str, accept: Callable[[str], bool], resume: Mapping[str, Resume]) -> None:
@@ -195,7 +331,10 @@ class Stager(ABC):
 
     @abstractmethod
     def stage(self, stage: Stage, rows: Iterator[pa.RecordBatch]) -> Staged:
-        """Stage `rows` (columns `offset, ts, mode, op, ns, key, data` and `origin`, the namespace as logged).
+        """Stage `rows` (columns `offset, ts, mode, op, ns, key, old_key, data` and `origin`, the namespace as logged).
+
+        `key` and `old_key` are the JSON text of the row's key, null where there is none; the second one is there if
+        the row had another key before. A `command` with the data `{"command": "truncate"}` empties its namespace.
 
         Rows of one message share its offset and follow each other. Called for every partition, also for
         empty ones. A row that the target can never take is reported in `refused`, not raised: a raised
@@ -232,11 +371,27 @@ class Publisher(ABC):
         """Let go of connections and files. Never publishes."""
 
 
+Schemas = Callable[[str], "Schema | None"]
+"""The schema that the log last heard of a namespace, by its name in the log (`origin`)."""
+
+
 class Sink(ABC):
     """Writes an outside system."""
 
-    order: ClassVar[Order]
-    guarantee: ClassVar[Guarantee]
+    order: Order
+    guarantee: Guarantee
+    schemas: Schemas = staticmethod(_no_schema)
+    """For the publisher: what the source said about the fields of a namespace."""
+    name: str = ""
+    """Of the pipeline and the sink in it, `shop.search`: what a sink sets up at the system can be named after it."""
+
+    def use(self, schemas: Schemas, name: str) -> None:
+        """Called once, before `publisher`, in the process that publishes."""
+        self.schemas, self.name = schemas, name
+
+    def inspect(self) -> Sequence[Finding]:
+        """What stands in the way of writing, for `plan`; connects, changes nothing. Raises as `Publisher.open`."""
+        return ()
 
     @abstractmethod
     def stager(self) -> Stager:
@@ -258,6 +413,10 @@ class Adaptor(ABC):
     description: ClassVar[str]
     reads: ClassVar[bool] = False
     writes: ClassVar[bool] = False
+    extra: ClassVar[str] = ""
+    """What has to be installed beside the core: `pip install 'penstock[EXTRA]'`."""
+    experimental: ClassVar[bool] = False
+    """Whether it was never run against a server that speaks the real protocol; `plan` warns then."""
 
     def source(self) -> Source:
         raise UsageError(f"adaptor '{self.name}' cannot be a source", hint="see `penstock about`")
