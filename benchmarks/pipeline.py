@@ -240,25 +240,24 @@ def crash(root: Path, rounds: int) -> dict[str, float]:
             command, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
 
-    def watermark() -> int:
+    def moved(process: subprocess.Popen[bytes]) -> None:
+        """Wait until the sink has acknowledged more than it had when `process` took the directory over."""
+        _wait_for_owner(place / ".penstock", process.pid)
         with connect(place / ".penstock") as client:
-            return offsets.load(client, "crash", "out").commit.watermark
-
-    def beyond(mark: int) -> None:
-        while not (place / ".penstock" / "VERSION").exists() or watermark() <= mark:
-            time.sleep(0.02)
+            mark = offsets.load(client, "crash", "out").commit.watermark
+            while offsets.load(client, "crash", "out").commit.watermark <= mark:
+                time.sleep(0.1)
 
     taken = []
     process = started()
-    beyond(0)
+    moved(process)
     for _ in range(rounds):
         time.sleep(2)
         process.send_signal(signal.SIGKILL)
         process.wait()
         begin = time.perf_counter()
         process = started()
-        _wait_for_owner(place / ".penstock", process.pid)
-        beyond(watermark())
+        moved(process)
         taken.append(time.perf_counter() - begin)
     process.send_signal(signal.SIGTERM)
     process.wait()

@@ -16,6 +16,13 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from tests.servers.kafka import KafkaServer
+    from tests.servers.mariadb import MySqlServer
+    from tests.servers.mongodb import MongoServer
+    from tests.servers.nats import NatsServer
+    from tests.servers.opensearch import OpenSearchServer
+    from tests.servers.postgres import PostgresServer
+    from tests.servers.redis import RedisServer
     from tests.spark.standalone import Standalone
 
 for _options in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
@@ -29,12 +36,15 @@ settings.load_profile("penstock")
 _FIRST_HALF = ("test_runner.py", "test_hostile_spark.py", "test_examples.py")
 """Of the tests that share a session; about half of them by time."""
 
+_LONGEST = ("spark 1", "spark 2", "crash/test_kill", "standalone master", "test_executors", "test_session", "test_")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that share a Spark session share a process: two sessions, one for each of two cores.
 
-    So do those that share the cluster; those with sessions of their own stay together by module. The others run
-    beside them (`-n 2`).
+    So do those that share the cluster; those with sessions of their own stay together by module. They come first,
+    since a long group that begins late has the other processes wait for it; the others fill in (`-n 3`, as tests with
+    Spark wait more than they work).
     """
     for item in items:
         if item.get_closest_marker("spark") is None:
@@ -46,6 +56,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         elif "standalone_master" in fixtures:
             group = "standalone master"
         item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: _rank(item.get_closest_marker("xdist_group")))
+
+
+def _rank(group: pytest.Mark | None) -> int:
+    """Groups of tests by how long they take, the longest first; then the single tests."""
+    name = group.args[0] if group is not None else ""
+    return next((i for i, part in enumerate(_LONGEST) if part in name), len(_LONGEST) + (not name))
 
 
 @pytest.fixture(scope="session")
@@ -65,3 +82,83 @@ def standalone_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stan
 
     with standalone(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[MySqlServer]:
+    """A MariaDB server, started once for all tests that ask for it: mark them `xdist_group("mariadb")`."""
+    from tests.servers.mariadb import MARIADB, running
+
+    with running(MARIADB) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mysql_server() -> Iterator[MySqlServer]:
+    """A MySQL server, started once for all tests that ask for it: mark them `xdist_group("mysql")`."""
+    from tests.servers.mariadb import MYSQL, running
+
+    with running(MYSQL) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL server, started once for all tests that ask for it: mark them `xdist_group("postgres")`."""
+    from tests.servers.postgres import running
+
+    with running() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def kafka_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+    """A Kafka broker, started once for all tests that ask for it: mark them `xdist_group("kafka")`."""
+    from tests.servers.kafka import running
+
+    with running(tmp_path_factory.mktemp("kafka")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A Valkey server, started once for all tests that ask for it: mark them `xdist_group("redis")`."""
+    from tests.servers.redis import running
+
+    with running(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mongodb_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MongoServer]:
+    """A server that speaks MongoDB's protocol, started once for all tests that ask for it: `xdist_group("mongodb")`."""
+    from tests.servers.cache import UnavailableError, missing
+    from tests.servers.mongodb import running
+
+    try:
+        with running(tmp_path_factory.mktemp("mongodb")) as server:
+            yield server
+    except UnavailableError as error:
+        missing("MongoDB", error)
+
+
+@pytest.fixture(scope="session")
+def opensearch_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenSearchServer]:
+    """An OpenSearch node, started once for all tests that ask for it: mark them `xdist_group("opensearch")`."""
+    from tests.servers.cache import UnavailableError, missing
+    from tests.servers.opensearch import running
+
+    try:
+        with running(tmp_path_factory.mktemp("opensearch")) as server:
+            yield server
+    except UnavailableError as error:
+        missing("OpenSearch", error)
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """A NATS server with JetStream, started once for all tests that ask for it: mark them `xdist_group("nats")`."""
+    from tests.servers.nats import running
+
+    with running(tmp_path_factory.mktemp("nats")) as server:
+        yield server

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.adaptors.packed import messages_of
 
 from penstock import adaptors as a
 from penstock.adaptors.base import Batch, SinkPosition, Stage, Staged
-from penstock.adaptors.file_sink import FilePublisher
-from penstock.adaptors.file_source import BadLineError
+from penstock.adaptors.file.sink import FilePublisher
+from penstock.adaptors.file.source import BadLineError
 from penstock.base.disk import Buffer, Disk, DiskFile
 from penstock.base.errors import AwayError
 from penstock.journal.client import Client
@@ -180,7 +181,7 @@ def test_trap_10_a_poison_line_is_an_error_by_file_line_and_byte_and_never_spins
         assert f"{path}, line 4, at byte 17: not JSON" in error.value.message, start
         assert "bad_lines='skip'" in str(error.value.hint)
         resume = {"in": Resume(Mode.COPY, found[-1].positions["in"], MessageOffset(1))}
-    assert [m.data for batch in found for m in batch.messages] == [b'{"a":1}', b'{"a":2}']
+    assert [m.data for batch in found for m in messages_of(batch)] == [b'{"a":1}', b'{"a":2}']
     path.write_bytes(path.read_bytes().replace(b'{"a":,}', b'{"a":0}'))
     mended = a.file(uri=f"file://{path}").source().read(lambda ns: True, resume, threading.Event())
-    assert [m.data for batch in mended for m in batch.messages] == [b'{"a":0}', b'{"a":3}']
+    assert [m.data for batch in mended for m in messages_of(batch)] == [b'{"a":0}', b'{"a":3}']

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from penstock import adaptors as a
 from penstock.adaptors.base import Guarantee, Order, SinkPosition, Stage, Staged
-from penstock.adaptors.file_sink import FilePublisher, IfExists, position_of, staging_of
+from penstock.adaptors.file.sink import FilePublisher, IfExists, position_of, staging_of
 from penstock.base.disk import Buffer, Disk, DiskFile
 from penstock.base.errors import CorruptError, PenstockError, UsageError
 from penstock.testing.powerloss import (

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.adaptors.packed import messages_of
 
 from penstock import adaptors as a
-from penstock.adaptors import file_source, lines
 from penstock.adaptors.base import Batch
-from penstock.adaptors.file_source import BadLineError, FileChangedError
+from penstock.adaptors.file import source as file_source
+from penstock.adaptors.file.reading import BadLineError, FileChangedError
+from penstock.adaptors.formats import lines, walks
 from penstock.base.errors import AwayError, UsageError
 from penstock.log.message import MessageOffset, Mode, Op, Position, Resume
 
@@ -35,7 +37,7 @@ def read(path: Path, resume: dict[str, Resume] | None = None, **settings: object
 
 
 def data(batches: list[Batch]) -> list[bytes]:
-    return [message.data for batch in batches for message in batch.messages]
+    return [message.data for batch in batches for message in messages_of(batch)]
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def path(tmp_path: Path) -> Path:
 def test_lines_become_messages_and_the_copy_is_completed(path: Path) -> None:
     path.write_bytes(b'{"a": 1.00}\n\n{"b":"\xc3\xa9"}\r\n{"c":[]}')
     batches = list(read(path))
-    messages = [message for batch in batches for message in batch.messages]
+    messages = [message for batch in batches for message in messages_of(batch)]
     assert [message.data for message in messages] == [b'{"a": 1.00}', b'{"b":"\xc3\xa9"}', b'{"c":[]}']
     assert {(message.ns, message.op, message.mode, message.key) for message in messages} == {
         ("in", Op.INSERT, Mode.COPY, None)
@@ -58,7 +60,7 @@ def test_lines_become_messages_and_the_copy_is_completed(path: Path) -> None:
 
 def test_an_empty_file_is_complete_at_once(path: Path) -> None:
     path.write_bytes(b"")
-    assert [(list(batch.messages), list(batch.completed)) for batch in read(path)] == [([], ["in"])]
+    assert [(messages_of(batch), list(batch.completed)) for batch in read(path)] == [([], ["in"])]
 
 
 def test_a_namespace_that_is_not_wanted_is_not_read(path: Path) -> None:
@@ -83,7 +85,7 @@ def test_the_namespace_is_the_name_without_extension_or_as_set(
     source = a.file(uri=f"file://{tmp_path / name}", ns=ns).source()
     assert source.namespaces() == [expected]
     batches = list(source.read(everything, {}, threading.Event()))
-    assert batches[0].messages[0].ns == expected
+    assert messages_of(batches[0])[0].ns == expected
 
 
 def test_a_relative_path_is_that_of_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +142,7 @@ def test_a_disk_that_does_not_answer_is_away_and_not_wrong(
 
 
 def test_what_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:
-    for path in (tmp_path / "missing", tmp_path):
+    for path in (tmp_path / "missing", tmp_path / "missing" / "in"):
         with pytest.raises(UsageError, match="cannot read"):
             a.file(uri=f"file://{path}").source().namespaces()
         with pytest.raises(UsageError, match="cannot read"):
@@ -153,8 +155,8 @@ DOCUMENTS = [line for line in CONTENT.split(b"\n") if line]
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_source, "BLOCK", 64)
-    monkeypatch.setattr(file_source, "MOST_LINES", 3)
+    monkeypatch.setattr(walks, "BLOCK", 64)
+    monkeypatch.setattr(walks, "MOST_LINES", 3)
 
 
 @pytest.mark.parametrize("content", [CONTENT, CONTENT.rstrip(b"\n"), b"\xef\xbb\xbf" + CONTENT])
@@ -188,11 +190,11 @@ def test_block_and_batch_sizes_change_nothing(
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"\n".join(rows) + (b"\n" if ended and rows else b""))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(file_source, "BLOCK", block)
-        patch.setattr(file_source, "MOST_LINES", most)
+        patch.setattr(walks, "BLOCK", block)
+        patch.setattr(walks, "MOST_LINES", most)
         batches = list(read(path))
     assert data(batches) == [row.strip() for row in rows if row.strip()]
-    assert all(len(batch.messages) <= most for batch in batches)
+    assert all(len(messages_of(batch)) <= most for batch in batches)
 
 
 @pytest.mark.parametrize("size", range(len(CONTENT[:200]) + 1))
@@ -203,7 +205,7 @@ def test_a_file_that_grows_byte_by_byte_is_read_once_in_two_runs(path: Path, siz
     try:
         position: Position = {}
         for batch in read(path):
-            documents += [message.data for message in batch.messages]
+            documents += [message.data for message in messages_of(batch)]
             position = dict(batch.positions["in"])
         mode = Mode.COMPLETE
     except BadLineError:
@@ -219,7 +221,7 @@ def test_what_is_appended_after_the_copy_is_read_as_change(path: Path) -> None:
     assert list(read(path, known(position, Mode.COMPLETE))) == []
     path.write_bytes(b'{"a":1}\n{"b":2}\n')
     batches = list(read(path, known(position, Mode.COMPLETE)))
-    assert [(message.data, message.mode) for message in batches[0].messages] == [(b'{"b":2}', Mode.SYNC)]
+    assert [(message.data, message.mode) for message in messages_of(batches[0])] == [(b'{"b":2}', Mode.SYNC)]
     assert all(not batch.completed for batch in batches)
 
 
@@ -274,8 +276,8 @@ def test_an_unfinished_last_line_is_not_taken(path: Path, bad_lines: str) -> Non
 
 @pytest.fixture
 def small_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_source, "BLOCK", 16)
-    for module in (file_source, lines):
+    monkeypatch.setattr(walks, "BLOCK", 16)
+    for module in (walks, lines):
         monkeypatch.setattr(module, "MAX_MESSAGE_BYTES", 100)
 
 
@@ -307,7 +309,7 @@ def test_a_long_line_without_an_end_is_left(path: Path) -> None:
 
 
 def test_a_real_line_of_many_blocks_is_read_whole(path: Path) -> None:
-    long = b'{"a":"' + b"x" * (3 * file_source.BLOCK) + b'"}'
+    long = b'{"a":"' + b"x" * (3 * walks.BLOCK) + b'"}'
     path.write_bytes(b"{}\n" + long + b"\n{}\n")
     assert data(list(read(path))) == [b"{}", long, b"{}"]
 
@@ -395,7 +397,7 @@ def test_a_followed_file_is_read_as_it_grows_and_waits_for_newlines(path: Path, 
         file.write(b'\n{"b":2}\n')
     assert following.get(3) == [b'{"a":1}', b'{"half":"done"}', b'{"b":2}']
     following.end()
-    modes = [message.mode for batch in following.batches for message in batch.messages]
+    modes = [message.mode for batch in following.batches for message in messages_of(batch)]
     assert modes == [Mode.COPY, Mode.SYNC, Mode.SYNC]
     assert [list(batch.completed) for batch in following.batches].count(["in"]) == 1
 
@@ -420,12 +422,12 @@ def test_a_followed_file_that_goes_away_is_an_error(path: Path, following: Follo
 def test_what_was_written_before_a_rotation_is_read_before_the_error(path: Path) -> None:
     path.write_bytes(b'{"a":1}\n')
     batches = read(path, tail=True)
-    assert next(batches).messages[0].data == b'{"a":1}'
+    assert messages_of(next(batches))[0].data == b'{"a":1}'
     assert list(next(batches).completed) == ["in"]
     with path.open("ab") as file:
         file.write(b'{"last":1}\n')
     path.rename(path.parent / "in.1")
-    assert next(batches).messages[0].data == b'{"last":1}'
+    assert messages_of(next(batches))[0].data == b'{"last":1}'
     with pytest.raises(FileChangedError, match="replaced or removed while it was followed; byte 19"):
         next(batches)
 

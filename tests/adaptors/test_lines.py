@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.adaptors import lines
-from penstock.adaptors.lines import scan
+from penstock.adaptors.formats import lines
+from penstock.adaptors.formats.lines import scan
 
 DEEP = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
@@ -43,12 +43,12 @@ def test_a_bad_line_is_found_among_good_ones(line: bytes, reason: str, others: b
     text = b"\n".join([others, b"", others, line, others, line, others]) + b"\n"
     at = len(others) * 2 + 3
     stopped = scan(text, stop_at_bad=True)
-    assert stopped.documents == [others.strip()] * 2
+    assert stopped.documents.to_pylist() == [others.strip()] * 2
     assert (stopped.lines, stopped.bytes) == (3, at)
     assert [(bad.line, bad.byte) for bad in stopped.bad] == [(3, at)]
     assert stopped.bad[0].reason.startswith(reason)
     skipped = scan(text, stop_at_bad=False)
-    assert skipped.documents == [others.strip()] * 4
+    assert skipped.documents.to_pylist() == [others.strip()] * 4
     assert (skipped.lines, skipped.bytes) == (7, len(text))
     assert [bad.line for bad in skipped.bad] == [3, 5]
 
@@ -83,7 +83,7 @@ def test_objects_that_do_not_keep_to_their_line_are_bad(text: bytes) -> None:
 )
 def test_documents_are_lines_without_the_space_around_them(text: bytes, documents: list[bytes]) -> None:
     found = scan(text, stop_at_bad=True)
-    assert list(found.documents) == documents
+    assert found.documents.to_pylist() == documents
     assert found.bytes == len(text)
     assert not found.bad
 
@@ -91,7 +91,7 @@ def test_documents_are_lines_without_the_space_around_them(text: bytes, document
 def test_a_line_above_the_size_limit_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "MAX_MESSAGE_BYTES", 10)
     found = scan(b'{"a":1}\n{"a":12345}\n{"a":123}\n', stop_at_bad=False)
-    assert found.documents == [b'{"a":1}', b'{"a":123}']
+    assert found.documents.to_pylist() == [b'{"a":1}', b'{"a":123}']
     assert found.bad[0].reason == "longer than a message may be (10 bytes)"
 
 
@@ -112,5 +112,5 @@ pieces = st.sampled_from(
 def test_each_line_is_judged_by_itself(text: bytes) -> None:
     found = scan(text, stop_at_bad=False)
     whole = [line.strip() for line in text.split(b"\n")]
-    assert list(found.documents) == [line for line in whole if is_object(line)]
+    assert found.documents.to_pylist() == [line for line in whole if is_object(line)]
     assert len(found.bad) == len([line for line in whole if line and not is_object(line)])

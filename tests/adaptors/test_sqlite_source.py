@@ -20,7 +20,7 @@ from tests.log.value_strategies import identical
 
 from penstock import adaptors as a
 from penstock.adaptors.base import Batch
-from penstock.adaptors.sqlite_table import RowError, tables_of
+from penstock.adaptors.sqlite.table import RowError, tables_of
 from penstock.base.errors import AwayError, PenstockError, UsageError
 from penstock.log import values as values_module
 from penstock.log.message import Message, MessageOffset, Mode, Op, Position, Resume

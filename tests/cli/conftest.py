@@ -47,14 +47,25 @@ class FakeRunner:
             exit_code=0,
         )
         self.error: BaseException | None = None
+        self.account: Summary | None = None
+        """Of a run that ends by the error; None for one that has not begun."""
 
-    def run(self, pipeline: Pipeline, *, report: Callable[[Progress], None], **arguments: object) -> Summary:
+    def run(
+        self,
+        pipeline: Pipeline,
+        *,
+        report: Callable[[Progress], None],
+        failed: Callable[[Summary], None],
+        **arguments: object,
+    ) -> Summary:
         self.calls.append({"pipeline": pipeline.name, **arguments})
         for phase in ("opening", "starting spark", "running"):
             node = NodeProgress(
                 "audit", "sink", "file", "running", messages_in=10, delivered=7, dropped=2, dead=1
             )
             report(Progress("shop", 1.0, phase, 10, [node]))
+        if self.account is not None:
+            failed(self.account)
         if self.error is not None:
             raise self.error
         return self.summary

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from penstock.base.errors import InUseError
+from penstock.base.errors import InUseError, PenstockError
 from penstock.cli import render
 from penstock.cli.run import throttled, what_next
 from penstock.pipeline.progress import NodeProgress, Progress, SinkSummary
@@ -125,6 +125,17 @@ def test_the_exit_code_is_the_runs(invoke: Invoke, runner: FakeRunner, shop_file
     result = invoke("run", "shop.py")
     assert result.exit_code == 4
     assert "Error: the data directory belongs to process 7\nHint: stop it\n" in result.stderr
+
+
+def test_a_run_that_ends_by_an_error_still_gives_its_account(
+    invoke: Invoke, runner: FakeRunner, shop_file: Path
+) -> None:
+    runner.account = dataclasses.replace(runner.summary, exit_code=1, message="Spark's process has gone")
+    runner.error = PenstockError("Spark's process has gone", hint="run it again")
+    result = invoke("run", "shop.py", "--once")
+    last = json.loads(result.stdout.splitlines()[-1])
+    assert (last["event"], last["exit_code"], last["sinks"][0]["delivered"]) == ("summary", 1, 7)
+    assert (result.exit_code, result.stderr) == (1, "Error: Spark's process has gone\nHint: run it again\n")
 
 
 def test_a_pipeline_of_several_is_named_after_a_colon(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.log.deadletters import Death
+from penstock.log.deadletters import DeadLetters, Death, Misfit
 from penstock.log.offsets import Commit
 
-from .operating import Shop, message, orders
+from .operating import NOW, Shop, message, orders
 
 PICKY = """\
 from penstock import Pipeline, adaptors as a, functions as f
@@ -144,3 +144,27 @@ def test_drop_gives_letters_up_after_asking(shop: Shop) -> None:
     assert shop.lines("dead", "list") == []
     told = [(entry.action, entry.sink, entry.detail) for entry in shop.audit()]
     assert told == [("dead-drop", "audit", {"numbers": [0]}), ("dead-drop", "audit", {"numbers": [1, 2]})]
+
+
+def test_what_the_source_could_make_no_message_of_is_shown_with_its_place_and_not_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = picky(tmp_path, monkeypatch, 3, poison=2)
+    with shop.client() as client:
+        misfit = Misfit("in", "in.jsonl, line 7, byte 512", "not JSON", b"{oh")
+        DeadLetters(client, "shop", NOW).add_misfits("db", [misfit], NOW)
+    shop.bury("all", Death(0, "orders", "all", "too long"))
+    shown = shop.ok("dead", "show", "0")
+    assert "source    : db\nplace     : in.jsonl, line 7, byte 512\nerror     : not JSON\n" in shown
+    assert "value     : {oh\n" in shown
+    assert "offset" not in shown
+    assert [line["place"] for line in shop.lines("dead", "list", "--sink", "db")] == [misfit.place]
+    assert "the source could make no message of 1 thing" in shop.ok("status")
+    for meant in (["0"], ["1", "0"], ["--sink", "db"]):
+        refused = shop.fails(2, "dead", "replay", "shop.py", *meant)
+        assert "dead letter 0 cannot be replayed: source 'db' could make no message of it" in refused
+        assert "in.jsonl, line 7, byte 512: not JSON" in refused
+    assert "1 message replayed, 0 refused again." in shop.ok("dead", "replay", "shop.py", "--all")
+    assert "cannot be replayed" in shop.fails(2, "dead", "replay", "shop.py", "--all")
+    assert "1 dead letter given up." in shop.ok("dead", "drop", "--sink", "db", "--yes")
+    assert "no message of" not in shop.ok("status")

@@ -72,7 +72,7 @@ def test_soak_with_dead_letters_and_compaction_under_way(tmp_path: Path) -> None
 
 PLANTED = """
 # The bug: the offset log moves before the sink has the rows.
-from penstock.adaptors.file_sink import FilePublisher
+from penstock.adaptors.file.sink import FilePublisher
 from penstock.log.offsets import OffsetLog
 from penstock.base import faults
 real_publish, real_commit = FilePublisher.publish, OffsetLog.commit

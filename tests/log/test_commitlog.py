@@ -7,7 +7,9 @@ import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.base.errors import CorruptError, UsageError
@@ -53,12 +55,18 @@ def test_messages_get_consecutive_offsets_from_zero(client: Client, tmp_path: Pa
 
 def test_everything_of_a_message_comes_back(client: Client, tmp_path: Path) -> None:
     log = a_log(client, tmp_path)
-    message = Message("ünïcode", '{"é":1.10}'.encode(), Op.DELETE, NOW + 123_456, Mode.SYNC, b'{"id":1}')
+    before = b'{"id": 1.0, "\\u00e9": "\n\\"quoted\\""}'
+    message = Message(
+        "ünïcode", '{"é":1.10}'.encode(), Op.UPDATE, NOW + 123_456, Mode.SYNC, b'{"id":1}', before
+    )
     log.append([message], {}, [], NOW)
     (record,) = log.reader.show(0, 0)
-    assert (record.ns, record.data, record.op, record.ts, record.mode, record.key) == (
-        message.ns, message.data, message.op, message.ts, message.mode, message.key,
+    assert (record.ns, record.data, record.op, record.ts, record.mode, record.key, record.old_key) == (
+        message.ns, message.data, message.op, message.ts, message.mode, message.key, message.old_key,
     )  # fmt: skip
+    log.append([msgspec.structs.replace(message, key=None)], {message.ns: {"lsn": 3}}, [], NOW)
+    assert log.resume()[message.ns].position == {"lsn": 3}
+    assert log.resume()[message.ns].message == msgspec.structs.replace(message, key=None)
 
 
 def test_a_source_gets_back_what_it_told_with_its_last_batch(client: Client, tmp_path: Path) -> None:
@@ -385,3 +393,24 @@ class TestOffsets:
         reader.join()
         assert seen == sorted(seen)
         assert len(set(seen)) > 3
+
+
+def test_a_snapshot_taken_while_a_batch_is_being_noted_gives_no_offset_twice(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that ends takes one, maybe while the thread that appends has just heard that its batch is durable."""
+    log = a_log(client, tmp_path)
+    log.append(some(2), {"orders": {"id": 2}}, [], NOW)
+    advance = positions.LogState.advance
+
+    def slowly(state: positions.LogState, *told: Any) -> None:
+        log.close()
+        advance(state, *told)
+
+    monkeypatch.setattr(positions.LogState, "advance", slowly)
+    log.append(some(3), {"orders": {"id": 5}}, [], NOW)
+    again = a_log(client, tmp_path)
+    assert again.point.offset == 5
+    assert again.resume()["orders"].position == {"id": 5}
+    again.append(some(1), {}, [], NOW)
+    assert [record.offset for record in again.reader.show(0, 9)] == list(range(6))

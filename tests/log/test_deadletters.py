@@ -9,12 +9,12 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.journal.client import BrokerGoneError, Client
-from penstock.log import deadletters
+from penstock.log import commitlog, deadletters
 from penstock.log.commitlog import CommitLog
 from penstock.log.compaction import compact
-from penstock.log.deadletters import DeadLetter, DeadLetters, Death, counts, load, messages
+from penstock.log.deadletters import DeadLetter, DeadLetters, Death, Misfit, counts, load, messages
 from penstock.log.journals import dead_journal, extent
-from penstock.log.message import Message, MessageOffset, Mode, Op
+from penstock.log.message import MAX_MESSAGE_BYTES, Message, MessageOffset, Mode, Op
 from penstock.log.ownership import FencedError
 
 from .test_log_faults import Flaky
@@ -192,11 +192,87 @@ def test_settled_letters_go_when_there_are_many_and_numbers_go_on(
 
 
 def test_text_that_is_not_utf_8_is_shown_as_far_as_it_goes_and_replayed_as_it_was(
-    client: Client, log: CommitLog
+    client: Client, log: CommitLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A log that an earlier version has written may hold some."""
+    monkeypatch.setattr(commitlog, "_refuse_binary", lambda messages: None)
     log.append([Message("orders", b'{"n":"\\xff\\xe9"}')], {}, [], NOW)
     log.append([Message("orders", b'{"n":"\xff"}')], {}, [], NOW)
     dead = DeadLetters(client, "shop", NOW)
     add(dead, log, 9)
     assert load(client, "shop")[0].data == '{"n":"\ufffd"}'
     assert messages(client, "shop", [0])[0].data == b'{"n":"\xff"}'
+
+
+def test_a_letter_keeps_the_key_that_the_row_had_before(client: Client, log: CommitLog) -> None:
+    moved = Message("orders", b"{}", Op.UPDATE, NOW, Mode.SYNC, b'{"id":9}', b'{"id": 1.0}')
+    log.append([moved], {"orders": {"lsn": 8}}, [], NOW)
+    add(DeadLetters(client, "shop", NOW), log, 8)
+    [letter] = load(client, "shop")
+    assert letter.old_key == '{"id": 1.0}'
+    again = messages(client, "shop", [0])[0]
+    assert (again.key, again.old_key, again.extra) == (moved.key, moved.old_key, {"old": '{"id": 1.0}'})
+
+
+class TestMisfits:
+    """What a source could make no message of."""
+
+    def one(self, place: str = "in.jsonl, line 7, byte 512", content: bytes = b"{oh") -> Misfit:
+        return Misfit("in.jsonl", place, "not JSON", content)
+
+    def test_a_misfit_is_kept_with_its_place_under_the_name_of_the_source(self, client: Client) -> None:
+        dead = DeadLetters(client, "shop", NOW)
+        assert dead.add_misfits("files", [self.one()], NOW + 1) == 1
+        assert load(client, "shop") == [
+            DeadLetter(
+                number=0, sink="files", offset=-1, generation=0, ns="in.jsonl", op="unknown", mode="copy",
+                ts=NOW + 1, key=None, data="{oh", node="files", error="not JSON", time=NOW + 1,
+                place="in.jsonl, line 7, byte 512",
+            )
+        ]  # fmt: skip
+        assert counts(client, "shop") == {"files": 1}
+
+    def test_the_same_thing_at_the_same_place_is_kept_once_also_by_the_next_owner(
+        self, client: Client
+    ) -> None:
+        for n in range(3):
+            dead = DeadLetters(client, "shop", NOW)
+            assert dead.add_misfits("files", [self.one(), self.one()], NOW) == (1 if n == 0 else 0)
+        dead.settle([0], "dropped", NOW)
+        assert DeadLetters(client, "shop", NOW).add_misfits("files", [self.one()], NOW) == 0
+        assert [letter.state for letter in load(client, "shop")] == ["dropped"]
+
+    def test_other_things_at_that_place_and_the_same_elsewhere_are_letters_of_their_own(
+        self, client: Client, log: CommitLog
+    ) -> None:
+        dead = DeadLetters(client, "shop", NOW)
+        others = [self.one(content=b"[oh"), self.one(place="in.jsonl, line 8, byte 600")]
+        assert dead.add_misfits("files", [self.one(), *others], NOW) == 3
+        assert dead.add_misfits("more files", [self.one()], NOW) == 1
+        assert add(dead, log, 5) == 1
+        assert [letter.number for letter in load(client, "shop")] == [0, 1, 2, 3, 4]
+
+    def test_of_a_huge_thing_the_begin_is_kept(self, client: Client) -> None:
+        dead = DeadLetters(client, "shop", NOW)
+        for _ in range(2):
+            dead.add_misfits("files", [self.one(content=b"x" * (40 << 20))], NOW)
+        [letter] = load(client, "shop")
+        assert len(letter.data) == 1 << 20
+
+    def test_nothing_is_no_letter(self, client: Client) -> None:
+        assert DeadLetters(client, "shop", NOW).add_misfits("files", [], NOW) == 0
+
+
+def test_a_reason_that_quotes_the_largest_message_keeps_no_letter_from_being_kept(
+    client: Client, log: CommitLog
+) -> None:
+    data = b'"%s"' % (b"x" * (MAX_MESSAGE_BYTES - 2))
+    at = log.append([Message("orders", data, key=b'"%s"' % (b"k" * 500_000))], {}, [], NOW).offset - 1
+    dead = DeadLetters(client, "shop", NOW)
+    assert dead.add("search", 0, [Death(at, "orders", "search", f"refused: {data!r}")], log.reader, NOW) == 1
+    dead.retell(0, "search", f"again: {data!r}", NOW)
+    (letter,) = load(client, "shop")
+    assert letter.data == data.decode()
+    assert letter.error.startswith("again: b'\"xxx")
+    found = Misfit("orders", "line 1", f"not JSON: {data!r}", data)
+    assert dead.add_misfits("in", [found], NOW) == 1

@@ -116,6 +116,35 @@ def test_a_commit_in_doubt_that_landed_is_told_before_anything_is_built_on_the_o
     assert offsets.load(client, "shop", "audit") == log.state
 
 
+@pytest.mark.parametrize("lands", [True, False])
+def test_a_new_claim_whose_own_answer_was_lost_does_not_fence_its_owner(
+    client: Client, tmp_path: Path, flaky: Flaky, lands: bool
+) -> None:
+    log = a_log(client, tmp_path)
+    log.append(some(2), {"orders": {"id": 2}}, [], NOW)
+    flaky.lands = lands
+    flaky.error = BrokerGoneError("gone in the middle of an append")
+    with pytest.raises(BrokerGoneError):
+        log.append(some(1), {"orders": {"id": 3}}, [], NOW)
+    flaky.error = BrokerGoneError("gone in the middle of a claim")
+    with pytest.raises(BrokerGoneError):
+        log.renew(NOW)
+    assert log.renew(NOW).offset == (3 if lands else 2)
+    assert log.append(some(1), {}, [], NOW).offset == (4 if lands else 3)
+
+
+def test_a_new_claim_whose_answer_was_lost_still_gives_way_to_a_later_owner(
+    client: Client, tmp_path: Path, flaky: Flaky
+) -> None:
+    log = a_log(client, tmp_path)
+    flaky.lands, flaky.error = True, BrokerGoneError("gone in the middle of a claim")
+    with pytest.raises(BrokerGoneError):
+        log.renew(NOW)
+    a_log(client, tmp_path)
+    with pytest.raises(FencedError):
+        log.renew(NOW)
+
+
 def test_an_owner_in_doubt_that_was_replaced_is_fenced(client: Client, flaky: Flaky) -> None:
     old = OffsetLog(client, "shop", "audit", NOW)
     flaky.error = BrokerGoneError("gone")

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.adaptors.base import Publisher, Refusal, Sink, SinkPosition, Staged
-from penstock.adaptors.file_sink import FileSink
+from penstock.adaptors.file.sink import FileSink
 from penstock.functions.base import Function
 from penstock.functions.chain import Step
 from penstock.journal.client import Client

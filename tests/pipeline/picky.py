@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from penstock.adaptors.base import Adaptor, Publisher, Sink, SinkPosition, Staged
-from penstock.adaptors.file_sink import FilePublisher, FileSink
+from penstock.adaptors.file.sink import FilePublisher, FileSink
 from penstock.base.errors import AwayError, RefusedError
 
 

@@ -15,7 +15,7 @@ from penstock.journal.client import Client
 from penstock.journal.embedded import EmbeddedBroker, connect
 from penstock.log import deadletters, offsets
 from penstock.log.offsets import Commit, OffsetLog
-from penstock.pipeline import supervisor
+from penstock.pipeline import troubles
 from penstock.pipeline.policy import Policy
 from penstock.pipeline.progress import Progress, Summary
 from penstock.pipeline.runner import run
@@ -160,7 +160,7 @@ def test_retry_tries_again_and_then_stops(here: Here, monkeypatch: pytest.Monkey
 def test_a_target_that_is_away_is_a_state_and_not_an_exit(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_DELAYS", (0.05,))
+    monkeypatch.setattr(troubles, "DELAYS", (0.05,))
     (here.target / "away").write_text("")
     seen: list[tuple[str, str | None]] = []
 

@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import pyarrow as pa
@@ -20,9 +21,10 @@ import pytest
 from penstock import Pipeline
 from penstock import adaptors as a
 from penstock import functions as f
-from penstock.adaptors import file_sink
-from penstock.adaptors.base import Batch, Publisher, Refusal, SinkPosition, Source, Stage, Staged
-from penstock.adaptors.file_sink import FilePublisher, FileSink, FileStager
+from penstock.adaptors.base import Adaptor, Batch, Publisher, Refusal, SinkPosition, Source, Stage, Staged
+from penstock.adaptors.file.sink import FilePublisher, FileSink, FileStager
+from penstock.adaptors.formats import partfile
+from penstock.adaptors.formats.linewriter import Writing
 from penstock.base.errors import AwayError, CorruptError, PenstockError, RefusedError, UsageError
 from penstock.functions.base import Function
 from penstock.functions.chain import Chain, Step
@@ -34,7 +36,7 @@ from penstock.log.control import Control, ControlEntry
 from penstock.log.message import Message, Mode, Op, Resume
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.record import Record
-from penstock.pipeline import housekeeping
+from penstock.pipeline import housekeeping, lag
 from penstock.pipeline.definition import SinkNode
 from penstock.pipeline.engine import Engine
 from penstock.pipeline.errortext import told
@@ -91,8 +93,12 @@ class TestRuns:
     def test_a_run_that_cannot_begin_says_that_it_has_ended(self, tmp_path: Path) -> None:
         (tmp_path / "in.jsonl").write_text('{"n":1}\n')
         (tmp_path / "out.jsonl").write_text("theirs\n")
+        accounts: list[Summary] = []
         with pytest.raises(UsageError):
-            run(self.pipeline(tmp_path), data_dir=tmp_path / "data", once=True)
+            run(self.pipeline(tmp_path), data_dir=tmp_path / "data", once=True, failed=accounts.append)
+        (summary,) = accounts
+        assert (summary.exit_code, summary.adds_up, summary.sinks[0].delivered) == (2, True, 0)
+        assert "out.jsonl" in str(summary.message)
         with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
             mark = Control(client, "p").state().run
         assert mark is not None
@@ -100,6 +106,48 @@ class TestRuns:
         file = published(tmp_path / "data", "p")
         assert file is not None
         assert file.exit_code == 2
+
+    def test_who_looks_on_and_goes_away_leaves_nothing_running(self, tmp_path: Path) -> None:
+        """As in `penstock run ... | head -1`: telling fails, also that it is stopping, and the end must come."""
+        (tmp_path / "in.jsonl").write_text("")
+
+        def gone(progress: Progress) -> None:
+            raise BrokenPipeError
+
+        accounts: list[Summary] = []
+        with pytest.raises(BrokenPipeError):
+            run(
+                self.pipeline(tmp_path),
+                data_dir=tmp_path / "data",
+                once=True,
+                report=gone,
+                failed=accounts.append,
+            )
+        assert [summary.exit_code for summary in accounts] == [1]
+        assert not [thread for thread in threading.enumerate() if thread.name in ("ingest", "housekeeping")]
+        assert not (tmp_path / "data" / "scratch" / "sealed").exists()
+        with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
+            mark = Control(client, "p").state().run
+        assert mark is None or mark.ended
+
+    def test_a_target_that_cannot_be_let_go_keeps_no_run_from_its_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "in.jsonl").write_text("")
+
+        close = FilePublisher.close
+
+        def broken(self: FilePublisher) -> None:
+            was_open = self._file is not None
+            close(self)
+            if was_open:
+                raise OSError("the connection is broken")
+
+        monkeypatch.setattr(FilePublisher, "close", broken)
+        summary = ended(
+            lambda: run(self.pipeline(tmp_path), data_dir=tmp_path / "data", once=True), seconds=20
+        )
+        assert (summary.exit_code, summary.adds_up) == (0, True)
 
     def test_the_drivers_memory_may_be_said(self, tmp_path: Path) -> None:
         """It fails, but not for that: Spark cannot work in a directory with a comma in its name."""
@@ -117,6 +165,30 @@ def _renamed(message: MutableMessage) -> MutableMessage:
 
 def _complaining(message: MutableMessage) -> MutableMessage:
     raise ValueError("\ud800")
+
+
+@dataclasses.dataclass(frozen=True)
+class Halves(Adaptor):
+    """A source that gives the first half of a transaction, and ends a second later."""
+
+    name: ClassVar[str] = "halves"
+    description: ClassVar[str] = "for tests"
+    reads: ClassVar[bool] = True
+
+    def source(self) -> Source:
+        return HalfSource()
+
+
+class HalfSource(Source):
+    def namespaces(self) -> Sequence[str]:
+        return ["t"]
+
+    def read(
+        self, accept: Callable[[str], bool], resume: Mapping[str, Resume], stop: threading.Event
+    ) -> Iterator[Batch]:
+        messages = [Message("t", b'{"n":"%s"}' % (b"x" * 100), ts=NOW, mode=Mode.SYNC)] * 100
+        yield Batch(messages, {"t": {"n": 100}}, more=True)
+        stop.wait(1.0)
 
 
 class TestDetaching:
@@ -139,6 +211,19 @@ class TestDetaching:
         sink.tend(None, here.log.point)  # type: ignore[arg-type]  # Spark is not asked before it is time
         assert (sink.state, sink.commit.detached) == ("away", False)
         assert 0 < sink.progress(here.log.point).lag_bytes < 100
+
+    def test_a_transaction_without_its_end_is_no_reason_to_detach_a_sink(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nobody can be given it before: a sink that has everything else is not behind."""
+        monkeypatch.setattr(lag, "AGE_EVERY", 0.1)
+        pipeline = Pipeline("p")
+        limit = MaxLag(bytes=1000, then=WhenBehind.DETACH)
+        pipeline.source("in", Halves()).save("out", a.discard(), max_lag=limit)
+        summary = ended(lambda: run(pipeline, data_dir=tmp_path / "data", once=True), seconds=20)
+        assert "within a transaction" in str(summary.message), "it ended otherwise"
+        with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
+            assert not OffsetLog(client, "p", "out", NOW).state.commit.detached
 
 
 class TestBrokerAway:
@@ -321,9 +406,9 @@ class TestStaging:
         def full(*_: object) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(file_sink, "_written", full)
+        monkeypatch.setattr(partfile, "written", full)
         with pytest.raises(AwayError, match="No space left"):
-            FileStager(envelope=False).stage(Stage(tmp_path, "part", 0), iter([_batch()]))
+            FileStager(Writing(), None).stage(Stage(tmp_path, "part", 0), iter([_batch()]))
 
 
 def _batch() -> pa.RecordBatch:

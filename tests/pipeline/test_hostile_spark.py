@@ -17,7 +17,7 @@ from penstock.journal.client import Client
 from penstock.journal.embedded import EmbeddedBroker, connect
 from penstock.log import deadletters
 from penstock.log.offsets import Commit, OffsetLog
-from penstock.pipeline import supervisor
+from penstock.pipeline import supervisor, troubles
 from penstock.pipeline.definition import Node
 from penstock.pipeline.progress import Progress
 from penstock.pipeline.runner import run
@@ -36,7 +36,7 @@ def test_a_target_that_goes_away_while_messages_go_one_at_a_time_is_waited_for(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The delivery is a task of Spark then, and the type of an error does not come out of one."""
-    monkeypatch.setattr(supervisor, "RESTARTS", 0)
+    monkeypatch.setattr(troubles, "RESTARTS", 0)
     with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
         OffsetLog(client, "p", "out", 1).commit(Commit(careful=3), {}, 1)
     away, states = tmp_path / "away", set[str]()

@@ -22,13 +22,13 @@ from penstock import Pipeline
 from penstock import adaptors as a
 from penstock import functions as f
 from penstock.adaptors.base import SinkPosition, Staged
-from penstock.adaptors.file_sink import FilePublisher
+from penstock.adaptors.file.sink import FilePublisher
 from penstock.base.errors import PenstockError
 from penstock.functions.base import Editable, Function, FunctionError
 from penstock.log.message import MessageOffset
 from penstock.log.offsets import OffsetLog
 from penstock.log.positions import LogPoint
-from penstock.pipeline import supervisor
+from penstock.pipeline import troubles
 from penstock.pipeline.operations import open_directory
 from penstock.pipeline.progress import Progress, SinkSummary, Summary
 from penstock.pipeline.runner import run
@@ -216,8 +216,8 @@ class TestDataFrameFunctions:
     def test_an_error_inside_spark_ends_the_sink_with_its_reason(
         self, here: Here, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(supervisor, "_DELAYS", (0.01,))
-        monkeypatch.setattr(supervisor, "RESTARTS", 1)
+        monkeypatch.setattr(troubles, "DELAYS", (0.01,))
+        monkeypatch.setattr(troubles, "RESTARTS", 1)
         summary = self.outcome(here, lambda df: df.where("data:text::double > 1"))
         assert summary.exit_code == 1
         assert "INVALID_VARIANT_CAST" in (summary.message or "")
@@ -312,7 +312,7 @@ def fail_once(
 def test_a_batch_that_fails_at_any_step_is_repeated_and_nothing_is_doubled(
     here: Here, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, after: bool
 ) -> None:
-    monkeypatch.setattr(supervisor, "_DELAYS", (0.01,))
+    monkeypatch.setattr(troubles, "DELAYS", (0.01,))
     calls = fail_once(monkeypatch, owner, name, OSError(5, "Input/output error"), after)
     summary = here.run(simple(here))
     assert (summary.exit_code, summary.adds_up) == (0, True)
@@ -323,8 +323,8 @@ def test_a_batch_that_fails_at_any_step_is_repeated_and_nothing_is_doubled(
 def test_a_target_that_never_works_ends_the_sink_with_its_reason(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_DELAYS", (0.01,))
-    monkeypatch.setattr(supervisor, "RESTARTS", 2)
+    monkeypatch.setattr(troubles, "DELAYS", (0.01,))
+    monkeypatch.setattr(troubles, "RESTARTS", 2)
 
     def broken(self: FilePublisher, parts: Sequence[Staged], position: SinkPosition) -> None:
         raise OSError(28, "No space left on device")
@@ -340,7 +340,7 @@ def test_a_target_that_never_works_ends_the_sink_with_its_reason(
 
 
 def test_a_dead_planning_process_is_replaced(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_DELAYS", (0.01,))
+    monkeypatch.setattr(troubles, "DELAYS", (0.01,))
     killed: list[int] = []
 
     def kill_planner(progress: Progress) -> None:
@@ -365,8 +365,8 @@ def test_what_spark_read_is_counted_against_the_log(here: Here, monkeypatch: pyt
     from penstock.spark import batch
     from penstock.spark.batch import AccountError
 
-    monkeypatch.setattr(supervisor, "_DELAYS", (0.01,))
-    monkeypatch.setattr(supervisor, "RESTARTS", 1)
+    monkeypatch.setattr(troubles, "DELAYS", (0.01,))
+    monkeypatch.setattr(troubles, "RESTARTS", 1)
     real = batch.planned_end
 
     def beyond(checkpoint: Path, number: int) -> LogPoint:

@@ -29,7 +29,7 @@ from penstock.log.compaction import compact
 from penstock.log.control import Control, ControlEntry
 from penstock.log.message import MessageOffset
 from penstock.log.offsets import Commit
-from penstock.pipeline import supervisor
+from penstock.pipeline import lag
 from penstock.pipeline.progress import Progress, Summary, published
 from penstock.pipeline.runner import run
 from penstock.spark.reach import Reach
@@ -167,7 +167,7 @@ def test_a_sink_can_be_paused_and_resumed_while_the_others_go_on(tmp_path: Path,
 def test_a_sink_that_falls_behind_its_limit_is_detached_and_holds_the_log_no_more(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_AGE_EVERY", 0.1)
+    monkeypatch.setattr(lag, "AGE_EVERY", 0.1)
     pipeline = Pipeline("behind", segment_bytes=100_000)
     source = pipeline.source("in", a.generate(count=5000))
     target = tmp_path / "target"

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.adaptors.packed import messages_of
 
 from penstock import Pipeline
 from penstock import adaptors as a
 from penstock import functions as f
 from penstock.adaptors.base import Batch
-from penstock.adaptors.file_sink import FileSink
-from penstock.adaptors.file_source import BadLineError
+from penstock.adaptors.file.sink import FileSink
+from penstock.adaptors.file.source import BadLineError
 from penstock.base.errors import UsageError
 from penstock.cli.common import DEFAULT_DATA_DIR
 from penstock.journal.embedded import EmbeddedBroker
@@ -164,7 +165,7 @@ def test_trap_10_a_poison_json_line_ends_the_reading_and_does_not_spin(tmp_path:
     found: list[Batch] = []
     with pytest.raises(BadLineError, match=r"line 2, at byte 8: not JSON"):
         found.extend(source.read(lambda ns: True, {}, threading.Event()))
-    before = [message.data for batch in found for message in batch.messages]
+    before = [message.data for batch in found for message in messages_of(batch)]
     assert before == [b'{"a":1}'], "what came before it counts"
 
 

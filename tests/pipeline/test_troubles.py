@@ -6,7 +6,7 @@ import pytest
 
 from penstock.base.errors import AwayError, CorruptError, PenstockError, RefusedError, UsageError
 from penstock.pipeline.policy import OnError, Policy
-from penstock.pipeline.supervisor import RESTARTS, Troubles
+from penstock.pipeline.troubles import RESTARTS, Troubles
 
 REFUSED = RefusedError("message 14 is poison")
 AWAY = AwayError("nobody answers")

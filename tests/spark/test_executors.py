@@ -25,7 +25,7 @@ import psutil
 from pyspark.sql.classic.dataframe import DataFrame
 
 from penstock import Pipeline, adaptors as a, functions as f
-from penstock.adaptors.file_sink import FileSink, FileStager
+from penstock.adaptors.file.sink import FileSink, FileStager
 from penstock.functions.base import Editable, Function
 from penstock.pipeline.runner import run
 from penstock.spark.session import session, stop
@@ -68,7 +68,7 @@ class NotingStager(FileStager):
         return super().stage(stage, rows)
 
 
-FileSink.stager = lambda self: NotingStager(self._envelope)
+FileSink.stager = lambda self: NotingStager(self._writing, self._target)
 
 reports = []
 real_collect = DataFrame.collect

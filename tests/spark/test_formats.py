@@ -11,6 +11,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,14 @@ from penstock.base.errors import CorruptError, PenstockError, UsageError
 from penstock.journal import auth
 from penstock.journal.client import Client, UnauthenticatedError
 from penstock.journal.embedded import EmbeddedBroker
+from penstock.spark import ranges
 from penstock.spark.access import TokenFile
 from penstock.spark.formats import read_range
 from penstock.spark.jsonrows import JsonRows
 from penstock.spark.options import OPTIONS, Content, DataLossError, SourceOptions
 from penstock.spark.options import Mode as JsonMode
 from penstock.spark.planning import BytePlanner, LinePlanner, planner
-from penstock.spark.ranges import JournalRange
+from penstock.spark.ranges import JournalRange, LocalFile
 from penstock.spark.rowtext import RowError, Rows
 from penstock.spark.source import PenstockSource
 
@@ -516,6 +518,50 @@ def test_bytes_that_go_between_planning_and_reading_are_not_passed_over_in_silen
         list(read_range(strict, None, wanted))
     (batch,) = read_range(plain, None, wanted)
     assert batch.column("value").to_pylist() == ["three"]
+
+
+def test_a_range_beyond_the_end_of_its_journal_is_not_waited_for_for_ever(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head was set back after the range was planned; a replica that is behind would come up with it."""
+    monkeypatch.setattr(ranges, "PATIENCE", 0.2)
+    place.create("set-back")
+    place.client.append("set-back", b"one\n")
+    options = SourceOptions.parse({"dataDir": str(place.path), "journal": "set-back"})
+    with pytest.raises(
+        PenstockError, match="ends at byte 4; when this range was planned, it had the bytes up to 8"
+    ):
+        list(read_range(options, None, JournalRange(0, 8)))
+
+
+def test_a_replica_that_is_behind_is_waited_for(place: Place) -> None:
+    place.create("behind")
+    place.client.append("behind", b"one\n")
+    options = SourceOptions.parse({"dataDir": str(place.path), "journal": "behind"})
+    later = threading.Timer(0.3, lambda: place.client.append("behind", b"two\n"))
+    later.start()
+    batches = list(read_range(options, None, JournalRange(0, 8)))
+    later.join()
+    assert [text for batch in batches for text in batch.column("value").to_pylist()] == ["one", "two"]
+
+
+def test_a_file_that_is_shorter_than_it_should_be_is_not_opened_for_ever(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.create("short")
+    place.client.append("short", b"one\ntwo\n")
+    (tmp_path / "short").write_bytes(b"one\n")
+    found: list[int] = []
+
+    def short(*_: object) -> list[LocalFile]:
+        found.append(1)
+        assert len(found) < 100, "it is looked up again and again"
+        return [LocalFile(0, 8, str(tmp_path / "short"), 0)]
+
+    monkeypatch.setattr(ranges, "locate", short)
+    options = SourceOptions.parse({"dataDir": str(place.path), "journal": "short"})
+    batches = list(read_range(options, None, JournalRange(0, 8)))
+    assert [text for batch in batches for text in batch.column("value").to_pylist()] == ["one", "two"]
 
 
 def test_planners_go_with_the_content() -> None:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from penstock.adaptors.base import Refusal
-from penstock.adaptors.file_sink import FileSink
+from penstock.adaptors.file.sink import FileSink
 from penstock.functions.base import Editable, Function, FunctionError
 from penstock.functions.chain import Step
 from penstock.functions.skip import Skip

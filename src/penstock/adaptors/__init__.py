@@ -12,12 +12,23 @@ from collections.abc import Mapping
 
 from penstock.adaptors.base import Adaptor
 from penstock.adaptors.discard import Discard
+from penstock.adaptors.elasticsearch import Elasticsearch
 from penstock.adaptors.file import File
 from penstock.adaptors.generate import Generate
+from penstock.adaptors.kafka import Kafka
+from penstock.adaptors.mongodb import MongoDb
+from penstock.adaptors.mysql import MySql
+from penstock.adaptors.nats import Nats
+from penstock.adaptors.postgres import Postgres
+from penstock.adaptors.redis import Redis
+from penstock.adaptors.s3 import S3
 from penstock.adaptors.sqlite import Sqlite
 from penstock.base.settings import load
 
-ALL: Mapping[str, type[Adaptor]] = {kind.name: kind for kind in (Discard, File, Generate, Sqlite)}
+ALL: Mapping[str, type[Adaptor]] = {
+    kind.name: kind
+    for kind in (Discard, Elasticsearch, File, Generate, Kafka, MongoDb, MySql, Nats, Postgres, Redis, S3, Sqlite)
+}
 """Every built-in adaptor by its name, for `about` and `init`."""
 
 
@@ -26,8 +37,13 @@ def discard(**settings: object) -> Discard:
     return load("adaptor 'discard'", Discard, settings)
 
 
+def elasticsearch(**settings: object) -> Elasticsearch:
+    """The indices of Elasticsearch or OpenSearch, as source or sink: `elasticsearch(uri="https://search:9200")`."""
+    return load("adaptor 'elasticsearch'", Elasticsearch, settings)
+
+
 def file(**settings: object) -> File:
-    """A file of JSON lines, as source or sink: `file(uri="file://audit.jsonl")`."""
+    """Files of JSON lines, CSV or Parquet, as source or sink: `file(uri="file://audit.jsonl")`."""
     return load("adaptor 'file'", File, settings)
 
 
@@ -36,9 +52,58 @@ def generate(**settings: object) -> Generate:
     return load("adaptor 'generate'", Generate, settings)
 
 
+def kafka(**settings: object) -> Kafka:
+    """The topics of Apache Kafka, as source or sink: `kafka(uri="kafka://broker:9092", tail=True)`."""
+    return load("adaptor 'kafka'", Kafka, settings)
+
+
+def mongodb(**settings: object) -> MongoDb:
+    """The collections of MongoDB, as source or sink: `mongodb(uri="mongodb://db/shop?replicaSet=rs0", tail=True)`."""
+    return load("adaptor 'mongodb'", MongoDb, settings)
+
+
+def mysql(**settings: object) -> MySql:
+    """The tables of MySQL or MariaDB: `mysql(uri="mysql://penstock:${PASSWORD}@db/shop", tail=True)`."""
+    return load("adaptor 'mysql'", MySql, settings)
+
+
+def nats(**settings: object) -> Nats:
+    """The streams of NATS JetStream, as source or sink: `nats(uri="nats://localhost:4222", tail=True)`."""
+    return load("adaptor 'nats'", Nats, settings)
+
+
+def postgres(**settings: object) -> Postgres:
+    """The tables of a PostgreSQL database: `postgres(uri="postgresql://penstock:${PASSWORD}@db/shop", tail=True)`."""
+    return load("adaptor 'postgres'", Postgres, settings)
+
+
+def redis(**settings: object) -> Redis:
+    """The streams of Redis or Valkey, as source or sink: `redis(uri="redis://localhost:6379/0", tail=True)`."""
+    return load("adaptor 'redis'", Redis, settings)
+
+
+def s3(**settings: object) -> S3:
+    """Files under a prefix of a bucket, as source or sink: `s3(uri="s3://lake/orders/", watch=True)`."""
+    return load("adaptor 's3'", S3, settings)
+
+
 def sqlite(**settings: object) -> Sqlite:
     """The tables of a SQLite database, as source: `sqlite(uri="sqlite://shop.db")`."""
     return load("adaptor 'sqlite'", Sqlite, settings)
 
 
-__all__ = ["ALL", "discard", "file", "generate", "sqlite"]
+__all__ = [
+    "ALL",
+    "discard",
+    "elasticsearch",
+    "file",
+    "generate",
+    "kafka",
+    "mongodb",
+    "mysql",
+    "nats",
+    "postgres",
+    "redis",
+    "s3",
+    "sqlite",
+]

@@ -96,8 +96,14 @@ class Batch:
 
     `packed` are further messages, behind those in `messages`, that come as columns and are laid out for the log
     already (`penstock.log.packing`): the way for sources that read much at once. `bad` goes to the dead letters,
-    durably, before the log takes the rest. `more` says that a transaction of the source goes on in the next batch:
-    a sink is then given both in one.
+    durably, before the log takes the rest.
+
+    What is not copied but followed (its mode is not COPY) reaches a sink in one piece: a batch is never cut then, so it
+    ends with a transaction of the source, or says `more`: the transaction goes on in the next batch, and a sink is
+    given both in one, once the last of them is in the log. A crash may come between the two. So the positions of such
+    a batch lead into the midst of the transaction (where it is, say, and how many of its changes were read), and
+    reading goes on exactly there, before anything else is given: a batch that does not say `more` ends the transaction
+    for all sinks, also one that holds rows of a copy. A source that cannot do that gives a transaction in one batch.
     """
 
     messages: Sequence[Message] = ()

@@ -16,7 +16,7 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from urllib.parse import quote, quote_plus
 
 MASK = "***"
@@ -39,14 +39,30 @@ _pattern: re.Pattern[str] | None = None
 
 def register(value: str) -> None:
     """Hide `value` from now on. One that is shorter than `SHORTEST` is not hidden; refuse it where it is read."""
-    global _pattern
     spellings = {spelling for spelling in _spellings(value) if len(spelling) >= SHORTEST}
     with _lock:
-        if spellings <= _known:
-            return
-        _known.update(spellings)
-        # The longest first: a secret may hold another one.
-        _pattern = re.compile("|".join(map(re.escape, sorted(_known, key=len, reverse=True))))
+        _add(spellings)
+
+
+def _add(spellings: set[str]) -> None:
+    global _pattern
+    if spellings <= _known:
+        return
+    _known.update(spellings)
+    # The longest first: a secret may hold another one.
+    _pattern = re.compile("|".join(map(re.escape, sorted(_known, key=len, reverse=True))))
+
+
+def known() -> frozenset[str]:
+    """All that is hidden, in all its spellings: for another process that is to hide the same."""
+    with _lock:
+        return frozenset(_known)
+
+
+def learn(spellings: Iterable[str]) -> None:
+    """Hide what another process hides, as it was told by `known`."""
+    with _lock:
+        _add(set(spellings))
 
 
 def mask(text: str) -> str:

@@ -37,6 +37,7 @@ _SECTIONS = {
         operate.pause,
         operate.resume,
         operate.backfill,
+        operate.release,
         dead.dead,
     ),
     "Journals": (brokers.broker, journals.journals),

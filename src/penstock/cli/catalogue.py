@@ -28,6 +28,9 @@ class Entry:
     uses: tuple[str, ...]
     """source, sink for adaptors; transform for functions"""
     settings: tuple[Setting, ...]
+    extra: str = ""
+    """What has to be installed for it beside the core: `pip install 'penstock[EXTRA]'`."""
+    experimental: bool = False
 
     @property
     def example(self) -> str:
@@ -46,7 +49,17 @@ def entries(
     found = []
     for name, adaptor in sorted(adaptors.items()):
         uses = ("source",) * adaptor.reads + ("sink",) * adaptor.writes
-        found.append(Entry("adaptor", name, adaptor.description, uses, _settings(adaptor)))
+        found.append(
+            Entry(
+                "adaptor",
+                name,
+                adaptor.description,
+                uses,
+                _settings(adaptor),
+                adaptor.extra,
+                adaptor.experimental,
+            )
+        )
     for name, function in sorted(functions.items()):
         found.append(Entry("function", name, function.description, ("transform",), _settings(function)))
     return found

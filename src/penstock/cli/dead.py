@@ -132,11 +132,13 @@ def replay(
       penstock dead replay shop.py --all --json
     """
     from penstock.pipeline.delivering import replay as send
+    from penstock.pipeline.letters import replayable
 
     refused = 0
     with editing(connection) as editor:
         editor.require_still(pipeline.name)
         letters = _chosen(editor.directory.dead(pipeline.name), pipeline.name, numbers, sink, everything)
+        letters = replayable(letters, meant=not everything)
         for done in send(editor, pipeline, letters):
             refused += done.outcome == "refused"
             if wants_json(ctx):

@@ -1,4 +1,4 @@
-"""Commands on one sink or one namespace: `step`, `pause`, `resume`, `backfill`."""
+"""Commands on one sink, one namespace or the source: `step`, `pause`, `resume`, `backfill`, `release`."""
 
 from __future__ import annotations
 
@@ -174,3 +174,45 @@ def backfill(
         emit({"pipeline": name, "ns": ns, "where": where})
     else:
         click.echo(visible(f"The next run of '{name}' copies {what} again."))
+
+
+@click.command()
+@pipeline_argument
+@yes_option
+@broker_options
+@json_option
+@click.pass_context
+def release(ctx: click.Context, pipeline: Pipeline, yes: bool, connection: Connection) -> None:
+    """Take away what PIPELINE has set up at its source.
+
+    A slot, a publication, a consumer group: for a pipeline that will not run again, since what it set up may have
+    the system keep things for it. Should it run after all, it sets everything up anew, and what changed in between is
+    missing from the log. Refused while the pipeline runs.
+
+    \b
+    Examples:
+      penstock release shop.py
+      penstock release shop.py --yes --json
+    """
+    from penstock.pipeline.releasing import release as take_away
+
+    with editing(connection) as editor:
+        known = pipeline.name in editor.directory.pipelines()
+        if known:
+            editor.require_still(pipeline.name)
+        source = pipeline.source_node
+        question = (
+            f"Take away what source '{source.name}' ({source.adaptor.name}) has set up for '{pipeline.name}'?"
+        )
+        confirm(ctx, question, yes=yes)
+        if known:
+            editor.fence_off(pipeline.name)
+        removed = take_away(pipeline)
+        if known:
+            editor.record(pipeline.name, "release", None, {"removed": list(removed)})
+    if wants_json(ctx):
+        emit({"pipeline": pipeline.name, "source": source.name, "removed": list(removed)})
+    elif removed:
+        click.echo("\n".join(visible(f"Removed {what}.") for what in removed))
+    else:
+        click.echo("There was nothing to remove.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.base.errors import PenstockError, UsageError, did_you_mean
+from penstock.base.errors import UsageError, did_you_mean
 from penstock.cli.common import emit, json_option, pipeline_argument, show, wants_json
 from penstock.cli.connection import Connection, broker_options
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from penstock.adaptors.base import Adaptor
     from penstock.pipeline.definition import Pipeline
+    from penstock.pipeline.planned import Plan
 
 
 @click.command()
@@ -102,7 +103,7 @@ def about(ctx: click.Context, name: str | None) -> None:
 
 @click.command()
 @pipeline_argument
-@click.option("--offline", is_flag=True, help="Do not ask the source for its namespaces.")
+@click.option("--offline", is_flag=True, help="Do not ask the source or the sinks.")
 @click.option("--master", metavar="URL", help="Check that this Spark master can run it.")
 @broker_options
 @json_option
@@ -113,8 +114,10 @@ def plan(
     """Check PIPELINE and show what it would do; nothing is moved.
 
     PIPELINE is a file, or FILE:NAME if the file defines several. The source is asked which namespaces it
-    has; if it does not answer, the rest of the plan is still shown, and the exit code is 2. With --master the
-    exit code is 2 as well if tasks on other machines could not reach the log.
+    has, with about how many rows and which keys, and source and sinks what they lack: each thing that is
+    missing is named with the statement that mends it. If the source does not answer, the rest of the plan is
+    still shown, and the exit code is 2. So it is if something is missing without which it cannot run, and, with
+    --master, if tasks on other machines could not reach the log.
 
     \b
     Examples:
@@ -124,27 +127,32 @@ def plan(
       penstock plan shop.py --master spark://10.0.0.5:7077 --broker http://10.0.0.4:8080
       penstock plan shop.py:shop --json
     """
+    from penstock.pipeline.inspecting import Inspected, inspected
     from penstock.pipeline.plan import make_plan
 
-    namespaces, failure = None, None
-    if not offline:
-        try:
-            namespaces = pipeline.source_node.adaptor.source().namespaces()
-        except PenstockError as error:
-            failure = error
-    planned = make_plan(pipeline, namespaces, failure.message if failure else None)
+    found = Inspected(None, ()) if offline else inspected(pipeline)
+    problem = found.problem.message if found.problem else None
+    planned = make_plan(pipeline, found.namespaces, problem, found.findings, master)
     if wants_json(ctx):
         emit(planned)
     else:
         from penstock.cli import render_plan
 
         show(render_plan.plan(planned))
-    if failure:
+    if found.problem:
         raise UsageError(
-            f"source '{planned.source.name}' could not be asked: {failure.message}",
-            hint=failure.hint or "--offline plans without asking it",
+            f"source '{planned.source.name}' could not be asked: {found.problem.message}",
+            hint=found.problem.hint or "--offline plans without asking it",
         )
+    _refuse_fatal(planned)
     _check_master(pipeline.name, master, connection, offline)
+
+
+def _refuse_fatal(planned: Plan) -> None:
+    fatal = [finding for finding in planned.findings if finding.fatal]
+    if fatal:
+        more = f", and {len(fatal) - 1} more" if len(fatal) > 1 else ""
+        raise UsageError(f"it cannot run: {fatal[0].node}: {fatal[0].what}{more}", hint=fatal[0].fix)
 
 
 def _check_master(pipeline: str, master: str | None, connection: Connection, offline: bool) -> None:

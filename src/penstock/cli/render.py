@@ -17,7 +17,7 @@ from penstock.cli import tables
 from penstock.cli.catalogue import Entry, quoted
 from penstock.cli.common import visible
 from penstock.cli.tables import NOTHING, byte_size, duration
-from penstock.pipeline.progress import NodeProgress, Progress, Summary
+from penstock.pipeline.progress import CopyProgress, NodeProgress, Progress, Summary
 
 STATE_STYLE = {
     "starting": "yellow",
@@ -60,15 +60,41 @@ def progress(now: Progress) -> RenderableType:
         for node in now.nodes:
             table.add_row(*_node_row(node))
         parts.append(table)
+    parts += [copy_line(copy) for node in now.nodes for copy in node.copies]
+    parts += [gauge_line(node) for node in now.nodes if node.gauges]
     parts += [tables.error(node.node, node.error) for node in now.nodes if node.error]
     return Group(*parts) if len(parts) > 1 else headline
+
+
+def copy_line(copy: CopyProgress) -> Text:
+    """How far the copy of a namespace is, in a line."""
+    of = f" of about {copy.of:,}" if copy.of is not None else ""
+    share = f" ({min(copy.rows / copy.of, 1.0):.0%})" if copy.of else ""
+    left = f", {duration(copy.left)} left" if copy.left is not None else ""
+    told = f"  {copy.rows:,}{of} rows{share}, {copy.rate:,.0f}/s{left}"
+    return Text.assemble(("copying ", "dim"), visible(copy.ns), (told, "dim"))
+
+
+def gauge_line(node: NodeProgress) -> Text:
+    """What a source measures, in a line."""
+    told = ", ".join(
+        f"{visible(name).replace('_', ' ')} {_number(name, node.gauges[name])}" for name in node.gauges
+    )
+    return Text.assemble(visible(node.node), (f"  {told}", "dim"))
+
+
+def _number(name: str, value: float) -> str:
+    if name.endswith("bytes"):
+        return byte_size(int(value))
+    return duration(value) if name.endswith("seconds") else f"{value:,.6g}"
 
 
 def _node_row(node: NodeProgress) -> list[RenderableType]:
     state = Text(node.state, style=STATE_STYLE.get(node.state, ""))
     rate = f"{node.rate:,.0f}"
     if node.kind == "source":
-        counts = [f"{node.messages_in:,}", NOTHING, NOTHING, NOTHING, rate, NOTHING]
+        bad = f"{node.dead:,}" if node.dead else NOTHING
+        counts = [f"{node.messages_in:,}", NOTHING, NOTHING, bad, rate, NOTHING]
     else:
         counts = [f"{count:,}" for count in (node.messages_in, node.delivered, node.dropped, node.dead)]
         counts += [rate, f"{node.lag:,}" if node.kind == "sink" else NOTHING]
@@ -92,6 +118,11 @@ def summary(end: Summary, next_steps: Sequence[NextStep] = ()) -> RenderableType
         counts = (sink.messages_in, sink.delivered, sink.dropped, sink.dead, sink.pending, sink.rows)
         table.add_row(tables.name(sink.sink), *(f"{count:,}" for count in counts), visible(sink.target))
     parts += [table] if end.sinks else []
+    if end.bad:
+        what = "1 thing" if end.bad == 1 else f"{end.bad:,} things"
+        parts.append(
+            Text(f"The source could make no message of {what}: see `penstock dead list`", style="yellow")
+        )
     told = end.message or ""
     parts += [
         tables.error(sink.sink, sink.error) for sink in end.sinks if sink.error and sink.error not in told
@@ -112,10 +143,16 @@ def summary(end: Summary, next_steps: Sequence[NextStep] = ()) -> RenderableType
 
 def catalogue(entries: Iterable[Entry]) -> RenderableType:
     """All adaptors and functions, a line each."""
-    table = tables.table("", "name", "use as", "")
+    table = tables.table("", "name", "use as", "wants", "")
     for known in entries:
-        table.add_row(known.kind, Text(known.name, style="bold"), ", ".join(known.uses), known.description)
+        told = f"{known.description} (experimental)" if known.experimental else known.description
+        name = Text(known.name, style="bold")
+        table.add_row(known.kind, name, ", ".join(known.uses), Text(_wants(known)), told)
     return Group(table, Text("\n`penstock about NAME` tells the settings of one.", style="dim"))
+
+
+def _wants(known: Entry) -> str:
+    return f"penstock[{known.extra}]" if known.extra else ""
 
 
 def details(entries: Iterable[Entry]) -> RenderableType:
@@ -124,6 +161,10 @@ def details(entries: Iterable[Entry]) -> RenderableType:
     for known in entries:
         uses = ", ".join(known.uses)
         parts.append(Text.assemble((known.name, "bold"), f"  {known.kind} ({uses})\n{known.description}\n"))
+        if known.extra:
+            parts.append(Text(f"Install it with: pip install '{_wants(known)}'\n"))
+        if known.experimental:
+            parts.append(Text("Experimental: it was never run against a real server.\n", style="yellow"))
         table = tables.table("setting", "type", "default", "")
         for setting in known.settings:
             default = "required" if setting.required else quoted(setting.default)

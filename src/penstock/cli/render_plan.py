@@ -12,7 +12,17 @@ from rich.text import Text
 from rich.tree import Tree
 
 from penstock.cli.common import visible
-from penstock.pipeline.plan import Plan, PlannedSink, PlannedSource, PlannedStep
+from penstock.pipeline.planned import (
+    NodeFinding,
+    Plan,
+    PlannedNamespace,
+    PlannedSink,
+    PlannedSource,
+    PlannedStep,
+)
+
+MOST_SHOWN = 20
+"""Namespaces whose rows and keys are shown."""
 
 
 def plan(planned: Plan) -> RenderableType:
@@ -33,6 +43,7 @@ def plan(planned: Plan) -> RenderableType:
     parts: list[RenderableType] = [tree]
     if planned.problem:
         parts.append(Text(f"\nNamespaces are not known: {visible(planned.problem)}", style="yellow"))
+    parts += [_finding_text(finding) for finding in planned.findings]
     for remark in planned.warnings:
         hint = f" ({visible(remark.hint)})" if remark.hint else ""
         parts.append(
@@ -41,12 +52,31 @@ def plan(planned: Plan) -> RenderableType:
     return Group(*parts)
 
 
+def _finding_text(finding: NodeFinding) -> Text:
+    word, style = ("missing ", "red") if finding.fatal else ("warning ", "yellow")
+    text = Text.assemble((word, style), (finding.node, "bold"), f": {visible(finding.what)}")
+    return text.append(f"\n    {visible(finding.fix)}", style="cyan") if finding.fix else text
+
+
 def _source_text(source: PlannedSource) -> Text:
     text = _node_text(source.name, source.adaptor, source.ns, source.settings)
     text.append(f"\nreads {_names(source.namespaces)}")
+    for found in source.found[:MOST_SHOWN]:
+        if found.rows is not None or found.key:
+            text.append(f"\n  {_about(found)}", style="dim")
+    if len(source.found) > MOST_SHOWN:
+        text.append(f"\n  and {len(source.found) - MOST_SHOWN:,} more; --json has them all", style="dim")
     if source.left_out:
         text.append(f"\nleaves out {_names(source.left_out)}", style="dim")
     return text
+
+
+def _about(found: PlannedNamespace) -> str:
+    rows = (
+        ["about 1 row" if found.rows == 1 else f"about {found.rows:,} rows"] if found.rows is not None else []
+    )
+    key = [f"key {', '.join(map(visible, found.key))}" if found.key else "no key"]
+    return f"{visible(found.ns)}: {', '.join(rows + key)}"
 
 
 def _changed(planned: Plan) -> dict[str, list[str] | None]:

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli import tables
+from penstock.cli import render, tables
 from penstock.cli.common import visible
 from penstock.cli.render import STATE_STYLE
 from penstock.cli.tables import NOTHING, ago, byte_size, duration, labelled, timestamp
@@ -41,10 +41,17 @@ def status(found: PipelineStatus, *, now_ts: int) -> RenderableType:
     if found.namespaces:
         places = (f"{visible(ns)} {at.mode} @{at.offset}" for ns, at in sorted(found.namespaces.items()))
         parts.append(Text("read: " + ", ".join(places)))
+    if found.source is not None:
+        parts += [render.copy_line(copy) for copy in found.source.copies]
+        parts += [render.gauge_line(found.source)] if found.source.gauges else []
     if found.sinks:
         parts.append(_sinks(found.sinks, now_ts))
     for sink in found.sinks:
         parts += _remarks(sink)
+    if found.bad:
+        what = "1 thing" if found.bad == 1 else f"{found.bad:,} things"
+        told = f"the source could make no message of {what}: see `penstock dead list`"
+        parts.append(Text(told, style="yellow"))
     parts += _about_room(found)
     return Group(*parts)
 
@@ -171,6 +178,7 @@ def entry(message: LogEntry) -> str:
             "op": message.op.upper(),
             "ns": message.ns,
             "key": message.key,
+            **({"old key": message.old_key} if message.old_key is not None else {}),
             "value": message.data,
         }
     )
@@ -209,6 +217,19 @@ def _some(numbers: Sequence[int]) -> str:
 
 def letter(dead: DeadLetter) -> str:
     """One dead letter, in full."""
+    if dead.place is not None:
+        return labelled(
+            {
+                "number": str(dead.number),
+                "state": dead.state,
+                "source": dead.sink,
+                "place": dead.place,
+                "error": dead.error,
+                "time": timestamp(dead.time),
+                "ns": dead.ns,
+                "value": dead.data,
+            }
+        )
     return labelled(
         {
             "number": str(dead.number),
@@ -223,6 +244,7 @@ def letter(dead: DeadLetter) -> str:
             "op": dead.op.upper(),
             "ns": dead.ns,
             "key": dead.key,
+            **({"old key": dead.old_key} if dead.old_key is not None else {}),
             "value": dead.data,
         }
     )
@@ -266,4 +288,5 @@ def _step_words(step: StepTrace) -> str:
 def message(shown: LogEntry | Passing) -> str:
     """A message in one line."""
     key = f" key {visible(shown.key)}" if shown.key is not None else ""
+    key += f" (was {visible(shown.old_key)})" if shown.old_key is not None else ""
     return f"{shown.offset} {visible(shown.ns)} {shown.op}{key} {visible(shown.data)}"

@@ -6,6 +6,7 @@ one being the summary. Signals are the runner's: it ends between two batches and
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import sys
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.spark.reach import Reach
 
 Report = Callable[["Progress"], None]
+Failed = Callable[["Summary"], None]
 
 _QUIET_SECONDS = 1.0
 _REFRESH = 4
@@ -139,7 +141,7 @@ def run(
     tails = bool(getattr(pipeline.source_node.adaptor, "tail", False))
     ends = once or not (follow or tails)
 
-    def carry_out(report: Report) -> Summary:
+    def carry_out(report: Report, failed: Failed) -> Summary:
         # Importing the runner imports Spark, which takes long enough for a person to want to see something.
         from penstock.pipeline import runner
 
@@ -155,6 +157,7 @@ def run(
             scratch=scratch,
             http=None if http == "off" else http,
             report=report,
+            failed=failed,
         )
 
     if wants_json(ctx) or not sys.stdout.isatty():
@@ -192,9 +195,12 @@ def reach(connection: Connection) -> Reach | None:
     return Reach(connection.address, connection.ca_file, connection.cert_file, connection.key_file)
 
 
-def _in_lines(carry_out: Callable[[Report], Summary]) -> Summary:
-    summary = carry_out(throttled(lambda progress: emit(labelled("progress", progress))))
-    emit(labelled("summary", summary))
+def _in_lines(carry_out: Callable[[Report, Failed], Summary]) -> Summary:
+    def tell_end(summary: Summary) -> None:
+        emit(labelled("summary", summary))
+
+    summary = carry_out(throttled(lambda progress: emit(labelled("progress", progress))), tell_end)
+    tell_end(summary)
     if summary.message:
         click.echo(f"Error: {visible(summary.message)}", err=True)
     return summary
@@ -222,7 +228,7 @@ def throttled(report: Report, clock: Callable[[], float] = time.monotonic) -> Re
     return passed_on
 
 
-def _live(name: str, connection: Connection, carry_out: Callable[[Report], Summary]) -> Summary:
+def _live(name: str, connection: Connection, carry_out: Callable[[Report, Failed], Summary]) -> Summary:
     from rich.live import Live
 
     from penstock.cli import render
@@ -231,8 +237,13 @@ def _live(name: str, connection: Connection, carry_out: Callable[[Report], Summa
     out = console()
     opening = render.progress(Progress(pipeline=name, elapsed=0.0, phase="opening", log_next=0))
     # The table goes when the summary comes: two tables with nearly the same numbers would only confuse.
-    with Live(opening, console=out, refresh_per_second=_REFRESH, transient=True) as live:
-        summary = carry_out(lambda progress: live.update(render.progress(progress)))
+    failed: list[Summary] = []
+    try:
+        with Live(opening, console=out, refresh_per_second=_REFRESH, transient=True) as live:
+            summary = carry_out(lambda progress: live.update(render.progress(progress)), failed.append)
+    finally:
+        for end in failed:  # the error itself comes behind it
+            out.print(render.summary(dataclasses.replace(end, message=None)))
     out.print(render.summary(summary, what_next(summary, connection.data_dir, connection.address)))
     return summary
 

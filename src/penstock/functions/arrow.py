@@ -6,10 +6,10 @@
 
     orders.transform("loud", f.arrow(loud))
 
-The function gets a `RecordBatch` with the columns `offset, ts, mode, op, ns, key, data, origin` and gives back a batch
-or a table with at least `offset`; columns that it leaves out are those of the message. An offset that is gone from the
-result is a dropped message; one that is there more than once is one message with several rows. Rows with op `skip`
-are dropped.
+The function gets a `RecordBatch` with the columns `offset, ts, mode, op, ns, key, old_key, data, origin` and gives back
+a batch or a table with at least `offset`; columns that it leaves out are those of the message. An offset that is gone
+from the result is a dropped message; one that is there more than once is one message with several rows. Rows with op
+`skip` are dropped.
 
 When the function fails, or what it gives back cannot be used, it is called again with each message by itself: so the
 messages that are to blame are refused, and the others go on. How many rows a batch has is never promised, so each

@@ -5,7 +5,7 @@
    are given to no function.
 3. What a function dropped is left out. What it could not decide is left out too, and reported.
 
-The batch keeps its columns `offset, ts, mode, op, ns, key, data` and gains `origin`, the namespace as logged.
+The batch keeps its columns `offset, ts, mode, op, ns, key, old_key, data` and gains `origin`, the namespace as logged.
 Namespaces are matched once for each distinct name, rows that no function is asked about are not looked at,
 and without functions the batch goes on as it came, in the same memory. Functions are free of side effects, so
 each one is led over the whole batch before the next: neighbours that take one message over the same Python

@@ -105,6 +105,7 @@ class BatchFunction(Function):
             "op": [message.op],
             "ns": [message.ns],
             "key": pa.array([None], pa.string()),
+            "old_key": pa.array([None], pa.string()),
             "data": [data if isinstance(data, str) else data.decode()],
             "origin": [message.ns],
         }

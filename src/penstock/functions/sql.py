@@ -2,10 +2,10 @@
 
     f.sql("SELECT * FROM messages WHERE try_variant_get(data, '$.total', 'double') > 10")
 
-The view `messages` has the columns `offset, ts, mode, op, ns, key, data` (a VARIANT) and `origin`; the rules are
-those of a function of a DataFrame, which this one is by another name: the result keeps the message's columns, and
-each row is decided by itself. Here the text is only held, and looked at as far as that can be done without
-Spark; the engine runs it (`penstock.spark`).
+The view `messages` has the columns `offset, ts, mode, op, ns, key, old_key, data` (a VARIANT) and `origin`; the rules
+are those of a function of a DataFrame, which this one is by another name: the result keeps the message's columns, and
+each row is decided by itself. Here the text is only held, and looked at as far as that can be done without Spark; the
+engine runs it (`penstock.spark`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 
 from penstock.base import faults
-from penstock.base.errors import CorruptError, PenstockError, UsageError, did_you_mean
+from penstock.base.disk import Buffer
+from penstock.base.errors import CorruptError, UsageError, did_you_mean
 from penstock.journal.client import Client
 from penstock.log import record as rec
 from penstock.log import walking
@@ -36,17 +37,20 @@ from penstock.log.message import (
     MAX_MESSAGE_BYTES,
     ByteOffset,
     Message,
-    MessageOffset,
+    MessageTooLargeError,
     Mode,
+    NotTextError,
     Op,
     Position,
     Resume,
 )
 from penstock.log.ownership import Ownership
-from penstock.log.positions import GRANULE, LogCache, LogPoint, LogState
+from penstock.log.packing import Packed, numbered
+from penstock.log.positions import GRANULE, LastMessage, LogCache, LogPoint, LogState
 from penstock.log.reader import LogReader
 from penstock.log.record import Record
 from penstock.log.schema import Schema
+from penstock.log.units import Mark, encode_mark
 
 __all__ = [
     "DEFAULT_SEGMENT_BYTES",
@@ -59,6 +63,7 @@ __all__ = [
     "CommitLog",
     "LogReader",
     "MessageTooLargeError",
+    "fence_off",
     "journal_labels",
     "journal_spec",
     "log_journal",
@@ -70,10 +75,6 @@ DEFAULT_SEGMENT_BYTES = 1 << 30
 _SNAPSHOT_SHARE = 16
 """A snapshot of the fold is taken when the log has grown by so many times the last one: with many namespaces it is
 large."""
-
-
-class MessageTooLargeError(PenstockError):
-    """A message above the size limit; refused before anything of its batch is logged."""
 
 
 class CommitLog:
@@ -120,6 +121,16 @@ class CommitLog:
     def state(self) -> LogState:
         return self._state
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the log ends within a transaction of the source."""
+        return self._state.open is not None
+
+    @property
+    def closed(self) -> LogPoint:
+        """The end of what a sink may be given; before `point` while a transaction has no end yet."""
+        return self._state.closed
+
     def resume(self) -> dict[str, Resume]:
         """What a source gets back of each namespace: its position, its last message, the backfill it waits for."""
         wanted = [known.offset for known in self._state.resumable().values() if known.offset >= 0]
@@ -132,41 +143,91 @@ class CommitLog:
         completed: Sequence[str],
         now: int,
         schemas: Mapping[str, Schema] | None = None,
+        packed: Sequence[Packed] = (),
+        *,
+        more: bool = False,
     ) -> LogPoint:
         """Log one batch, all of it or nothing; durable on return. Returns the new end of the log.
 
-        A schema is logged before the messages, and only if it is another than the last one of its namespace.
+        A schema is logged before the messages, and only if it is another than the last one of its namespace. What is
+        `packed` comes behind the messages. A position goes into the header of its namespace's last message; if that is
+        packed, or there is none, into a record of its own. `more` leaves the log open: what follows belongs to it.
         """
         opening = self._schema_records(schemas or {}, now)
-        if not (messages or positions or completed or opening):
+        packed = [rows for rows in packed if len(rows)]
+        closes = self.is_open and not more
+        if not (messages or packed or positions or completed or opening or closes):
             return self.point
-        self._refuse_large(messages)
-        last = {message.ns: i for i, message in enumerate(messages)}
-        extras: dict[int, dict[str, object]] = {
-            last[ns]: {"position": position}
-            for ns, position in positions.items()
-            if ns in last and ns not in completed
+        count = len(messages) + sum(map(len, packed))
+        last = self._last(messages, packed)
+        carried = {
+            ns for ns in positions if ns in last and last[ns].at < len(messages) and ns not in completed
         }
-        told = [ns for ns in positions if ns not in last or ns in completed]
-        closing = self._closing_records(told, positions, completed, now)
+        told = [ns for ns in positions if ns not in carried]
+        closing = self._closing_records(told, positions, completed, last, now)
+        extras: dict[int, dict[str, object]] = {last[ns].at: {"position": positions[ns]} for ns in carried}
+        content = self._content(opening, messages, extras, packed, closing)
+        mark = self._mark(content, last, count, more=more)
+        before = self.point
+        end = self._append([*([encode_mark(mark, now)] if mark is not None else []), *content])
+        for record in opening:
+            self._state.take(record, self.journal, before.byte)
+        self._state.advance(count, last, positions)
+        for record in closing:
+            self._state.take(record, self.journal, before.byte)
+        was_open = self.is_open
+        if mark is not None:
+            self._state.mark(mark, before.byte)
+        self._state.byte = end
+        self._index(self.point if was_open else before)
+        return self.point
+
+    def _mark(
+        self, content: Sequence[Buffer], last: Mapping[str, LastMessage], count: int, *, more: bool
+    ) -> Mark | None:
+        """What an append begins with that no sink may get in part; None if it may be cut anywhere."""
+        changes = any(message.mode is not Mode.COPY for message in last.values())
+        if not (more or self.is_open or (changes and count > 1)):
+            return None
+        return Mark(self._state.next, sum(map(len, content)), more)
+
+    def _last(self, messages: Sequence[Message], packed: Sequence[Packed]) -> dict[str, LastMessage]:
+        """Of each namespace the last message of a batch."""
+        places = {message.ns: i for i, message in enumerate(messages)}
+        last = {ns: LastMessage(i, messages[i].mode) for ns, i in places.items()}
+        behind = len(messages)
+        for rows in packed:
+            behind += len(rows)
+            last[rows.ns] = LastMessage(behind - 1, rows.last_mode)
+        return last
+
+    def _content(
+        self,
+        opening: Sequence[Record],
+        messages: Sequence[Message],
+        extras: Mapping[int, dict[str, object]],
+        packed: Sequence[Packed],
+        closing: Sequence[Record],
+    ) -> list[Buffer]:
+        """The bytes of an append; refuses what is too large, and what nobody could read."""
+        self._refuse_large(messages)
+        _refuse_binary(messages)
+        upcoming = self._state.next
         try:
-            content = [
+            content: list[Buffer] = [
                 b"".join(map(rec.encode, opening)),
-                rec.encode_messages(messages, self._state.next, extras),
-                b"".join(map(rec.encode, closing)),
+                rec.encode_messages(messages, upcoming, extras),
             ]
+            upcoming += len(messages)
+            for rows in packed:
+                content.append(numbered(rows, upcoming, self._max_message_bytes))
+                upcoming += len(rows)
+            content.append(b"".join(map(rec.encode, closing)))
         except rec.RecordTooLargeError as error:
             raise MessageTooLargeError(
                 error.message, hint="leave the row or field out at the source"
             ) from None
-        before = self._append(content)
-        for record in opening:
-            self._state.take(record, self.journal, before.byte)
-        self._state.advance(messages, last, positions)
-        for record in closing:
-            self._state.take(record, self.journal, before.byte)
-        self._index(before)
-        return self.point
+        return content
 
     def renew(self, now: int) -> LogPoint:
         """After an append that may have landed: claim the log anew, then find its end, which is returned."""
@@ -188,23 +249,27 @@ class CommitLog:
             )
         extra = self._state.namespaces[ns].wanted(where)
         record = Record(-1, now, Mode.COPY, Op.NOOP, ns, b"", extra=extra, control=True)
-        before = self._append([rec.encode(record)])
-        self._state.take(record, self.journal, before.byte)
+        end = self._append([rec.encode(record)])
+        self._state.take(record, self.journal, self.point.byte)
+        self._state.byte = end
         return self.point
 
     def close(self) -> None:
         """Leave a snapshot for the next start. The log itself needs no closing."""
         self._cache.save(self._state)
 
-    def _append(self, content: Sequence[bytes]) -> LogPoint:
-        """Append as the owner, and note where the log ends then; returns where it ended before."""
+    def _append(self, content: Sequence[Buffer]) -> ByteOffset:
+        """Append as the owner; returns where the log ends then.
+
+        The fold takes what was appended, and that byte last: a snapshot that another thread takes meanwhile (`close`,
+        while the source does not end) then says less than the log has, and is found out by the message that follows.
+        """
         before = self.point
         with faults.step("append"):
             landed = self._ownership.append(content)
         if landed.begin != before.byte:
             raise CorruptError("an append of another owner", where=self.journal, position=before.byte)
-        self._state.byte = landed.end
-        return before
+        return ByteOffset(landed.end)
 
     def _refuse_large(self, messages: Sequence[Message]) -> None:
         limit = self._max_message_bytes
@@ -226,13 +291,19 @@ class CommitLog:
         return opening
 
     def _closing_records(
-        self, told: Sequence[str], positions: Mapping[str, Position], completed: Sequence[str], now: int
+        self,
+        told: Sequence[str],
+        positions: Mapping[str, Position],
+        completed: Sequence[str],
+        last: Mapping[str, LastMessage],
+        now: int,
     ) -> list[Record]:
         """Positions and ends of copies that no message of the batch can carry."""
         closing = []
         for ns in [*told, *(ns for ns in completed if ns not in positions)]:
             extra: dict[str, object] | None = {"position": positions[ns]} if ns in positions else None
-            mode = Mode.COMPLETE if ns in completed else self._mode(ns)
+            mode = last[ns].mode if ns in last else self._mode(ns)
+            mode = Mode.COMPLETE if ns in completed else mode
             closing.append(Record(-1, now, mode, Op.NOOP, ns, b"", extra=extra, control=True))
         return closing
 
@@ -241,8 +312,11 @@ class CommitLog:
         return Mode(known.mode) if known else Mode.COPY
 
     def _index(self, before: LogPoint) -> None:
-        """Note where this append began, about once a granule; and the fold with it."""
-        if self._state.byte - self._indexed < GRANULE:
+        """Note where this append began, about once a granule; and the fold with it.
+
+        Batches end at such points, so none lies within a unit.
+        """
+        if self._state.byte - self._indexed < GRANULE or self.is_open:
             return
         self._cache.add([before] if before.byte > self._indexed else [self.point])
         self._indexed = self._state.byte
@@ -270,10 +344,10 @@ class CommitLog:
         points: list[LogPoint] = []
         begin = self.reader.first().byte
         next_entry = begin + GRANULE
-        for offset, byte, _, _ in walking.offsets(self.reader.client, self.journal, begin, head):
-            if byte >= next_entry:
-                points.append(LogPoint(MessageOffset(offset), ByteOffset(byte)))
-                next_entry = byte + GRANULE
+        for point in walking.borders(self.reader.client, self.journal, begin, head):
+            if point.byte >= next_entry:
+                points.append(point)
+                next_entry = point.byte + GRANULE
         if points:
             self._cache.discard()
             self._cache.add(points)
@@ -286,9 +360,24 @@ class CommitLog:
         return found[ID_LABEL]
 
 
+def _refuse_binary(messages: Sequence[Message]) -> None:
+    for message in messages:
+        for text in (message.data, message.key, message.old_key):
+            if text is not None and not text.isascii():
+                try:
+                    text.decode()
+                except UnicodeDecodeError as error:
+                    raise NotTextError(message.ns, error.reason) from None
+
+
 def _claim(now: int) -> bytes:
     extra: dict[str, object] = {"claim": uuid.uuid4().hex}
     return rec.encode(Record(-1, now, Mode.COPY, Op.NOOP, "", b"", extra=extra, control=True))
+
+
+def fence_off(client: Client, pipeline: str, now: int) -> None:
+    """Take the log from whoever owns it: a run that was taken for dead, and is not, can log nothing more."""
+    Ownership.claim(client, log_journal(pipeline), _claim(now))
 
 
 def request_backfill(

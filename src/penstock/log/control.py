@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.base.errors import CorruptError
+from penstock.base.process import has_ended
 from penstock.journal.client import Client
 from penstock.log.journals import (
     KIND_LABEL,
@@ -66,10 +67,13 @@ class RunMark(msgspec.Struct, frozen=True):
     beat: int = 0
     ended: bool = False
     exit_code: int | None = None
+    process: str = ""
+    """The identity of its process (`penstock.base.process`)."""
 
     def alive(self, now: int) -> bool:
         """Whether it is taken to run still, at `now` (us)."""
-        return not self.ended and now - self.beat < ALIVE_SECONDS * 1_000_000
+        recent = now - self.beat < ALIVE_SECONDS * 1_000_000
+        return not self.ended and recent and not has_ended(self.process)
 
 
 class ControlState(msgspec.Struct, frozen=True):
@@ -228,6 +232,6 @@ def _parsed(raw: bytes, journal: str, base: int) -> Iterable[tuple[int, ControlE
 
 
 def _begun(entry: ControlEntry) -> RunMark:
-    known = {name: entry.detail.get(name) for name in ("run", "pid", "host", "http")}
+    known = {name: entry.detail.get(name) for name in ("run", "pid", "host", "http", "process")}
     told = {name: value for name, value in known.items() if value is not None}
     return msgspec.convert({**told, "began": entry.time, "beat": entry.time}, RunMark)

@@ -1,15 +1,20 @@
-"""Dead letters: messages that a sink or a function refused for good, kept with their reason (DESIGN 6, 11).
+"""Dead letters: what a sink, a function or the source refused for good, kept with its reason (DESIGN 6, 11).
 
 One journal a pipeline. A letter is a record in the seed's layout whose offset is the letter's number, 0, 1, 2 …: the
 message as it was, and in the header who refused it, when and why. A control record says what became of letters
 later: replayed, or dropped. Letters are told apart by sink, generation and message offset, so a batch that is
 delivered again after a crash adds none twice. `add` and `settle` are durable on return.
 
+What a source found and could not make a message of has a letter, too, under the name of the source. It has no offset,
+since it never was in the log, but a place; what is found there again, byte for byte the same, is kept once. Such a
+letter cannot be replayed.
+
 When nothing is dead any more and the journal has grown, its front is trimmed; numbers go on counting.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,6 +44,10 @@ from penstock.log.record import Record
 _SEGMENT_BYTES = 64 << 20
 _ROOM = 64 << 20
 """So much of settled letters is kept for those who look back."""
+_KEPT_BYTES = 1 << 20
+"""Of something that cannot be a message no more than this is kept."""
+_REASON = 64 << 10
+"""Characters of a reason that are kept. One may quote the whole message, which must fit beside it into a record."""
 
 State = Literal["dead", "replayed", "dropped"]
 
@@ -48,7 +57,9 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
     number: int
     sink: str
+    """Or the source, of what cannot be a message."""
     offset: int
+    """-1 for what cannot be a message."""
     generation: int
     ns: str
     op: str
@@ -61,6 +72,18 @@ class DeadLetter(msgspec.Struct, frozen=True):
     error: str
     time: int
     state: State = "dead"
+    place: str | None = None
+    """Where a source found it, if it cannot be a message."""
+    old_key: str | None = None
+
+
+class Misfit(NamedTuple):
+    """Something that a source cannot make a message of: where it is, why not, and what it is."""
+
+    ns: str
+    place: str
+    error: str
+    content: bytes
 
 
 class Death(NamedTuple):
@@ -84,6 +107,12 @@ class _Told(msgspec.Struct, frozen=True, omit_defaults=True):
     settled: tuple[int, ...] = ()
     state: State = "dead"
     next: int = 0
+    place: str | None = None
+    old: str | None = None
+    """The old key of the message, under the name that records have for it."""
+
+
+LetterId = tuple[str, int, int, str]
 
 
 class Letter(NamedTuple):
@@ -93,12 +122,20 @@ class Letter(NamedTuple):
     record: Record
 
     @property
-    def id(self) -> tuple[str, int, int]:
-        return self.told.sink, self.told.generation, self.told.offset
+    def id(self) -> LetterId:
+        return self.told.sink, self.told.generation, self.told.offset, self._found
 
     def message(self) -> Record:
         """The message as the log had it, to be delivered once more."""
-        return self.record._replace(offset=self.told.offset, extra=None)
+        extra: dict[str, object] | None = {"old": self.told.old} if self.told.old is not None else None
+        return self.record._replace(offset=self.told.offset, extra=extra)
+
+    @property
+    def _found(self) -> str:
+        """What tells apart things that were never in the log; nothing of those that were."""
+        if self.told.place is None:
+            return ""
+        return f"{hashlib.blake2b(self.record.data, digest_size=16).hexdigest()} {self.told.place}"
 
 
 def load(client: Client, pipeline: str) -> list[DeadLetter]:
@@ -131,7 +168,7 @@ class DeadLetters:
         extra = {PIPELINE_LABEL: pipeline, KIND_LABEL: "dead"}
         ensure(client, journal_spec(self.journal, _SEGMENT_BYTES, extra))
         self._ownership = Ownership.claim(client, self.journal, _control(now))
-        self._ids: dict[tuple[str, int, int], int] = {}
+        self._ids: dict[LetterId, int] = {}
         self._states: dict[int, State] = {}
         self._next = 0
         self._remember()
@@ -141,7 +178,9 @@ class DeadLetters:
         with self._lock:
             self._settle_doubt(now)
             new = {
-                death.offset: death for death in deaths if not self._is_dead((sink, generation, death.offset))
+                death.offset: death
+                for death in deaths
+                if not self._is_dead((sink, generation, death.offset, ""))
             }
             if not new:
                 return 0
@@ -150,14 +189,23 @@ class DeadLetters:
                 self._letter(self._next + i, sink, generation, new[offset], known.get(offset), now)
                 for i, offset in enumerate(sorted(new))
             ]
-            with faults.step("dead letter"):
-                self._ownership.append(b"".join(rec.encode(letter.record) for letter in letters))
-            for letter in letters:
-                self._states.pop(self._ids.get(letter.id, -1), None)
-                self._ids[letter.id] = letter.record.offset
-                self._states[letter.record.offset] = "dead"
-            self._next += len(letters)
+            self._keep(letters)
             return len(letters)
+
+    def add_misfits(self, source: str, misfits: Sequence[Misfit], now: int) -> int:
+        """Keep what a source cannot make messages of, in one append, unless it is kept already; how much was new.
+
+        What an operator has given up is not kept a second time if it is read again.
+        """
+        with self._lock:
+            self._settle_doubt(now)
+            new: dict[LetterId, Letter] = {}
+            for misfit in misfits:
+                letter = _misfit_letter(self._next + len(new), source, misfit, now)
+                if letter.id not in self._ids:
+                    new.setdefault(letter.id, letter)
+            self._keep(list(new.values()))
+            return len(new)
 
     def settle(self, numbers: Sequence[int], state: State, now: int) -> None:
         """Say what became of these letters."""
@@ -181,13 +229,24 @@ class DeadLetters:
         with self._lock:
             self._settle_doubt(now)
             letter = _known(_fold(self._client, self._pipeline), number, self._pipeline)
-            told = msgspec.structs.replace(letter.told, node=node, error=error, time=now)
+            told = msgspec.structs.replace(letter.told, node=node, error=error[:_REASON], time=now)
             extra = cast("dict[str, object]", msgspec.to_builtins(told))
             with faults.step("dead letter"):
                 self._ownership.append(rec.encode(letter.record._replace(extra=extra)))
             self._states[number] = "dead"
 
-    def _is_dead(self, name: tuple[str, int, int]) -> bool:
+    def _keep(self, letters: Sequence[Letter]) -> None:
+        if not letters:
+            return
+        with faults.step("dead letter"):
+            self._ownership.append(b"".join(rec.encode(letter.record) for letter in letters))
+        for letter in letters:
+            self._states.pop(self._ids.get(letter.id, -1), None)
+            self._ids[letter.id] = letter.record.offset
+            self._states[letter.record.offset] = "dead"
+        self._next += len(letters)
+
+    def _is_dead(self, name: LetterId) -> bool:
         number = self._ids.get(name)
         return number is not None and self._states[number] == "dead"
 
@@ -195,10 +254,10 @@ class DeadLetters:
         self, number: int, sink: str, generation: int, death: Death, found: Record | None, now: int
     ) -> Letter:
         """A message that the log has no more is kept as far as it is known."""
-        told = _Told(sink, death.offset, generation, death.node, death.error, now)
         message = found or Record(number, now, Mode.COPY, Op.UNKNOWN, death.ns, b"")
-        extra = cast("dict[str, object]", msgspec.to_builtins(told))
-        return Letter(told, message._replace(offset=number, extra=extra))
+        old = message.old_key.decode() if message.old_key is not None else None
+        told = _Told(sink, death.offset, generation, death.node, death.error[:_REASON], now, old=old)
+        return _letter(number, told, message)
 
     def _settle_doubt(self, now: int) -> None:
         """First a new claim, then the truth."""
@@ -247,7 +306,7 @@ def _told(client: Client, journal: str) -> Iterator[Letter]:
 
 
 def _folded(entries: Iterable[Letter]) -> _Folded:
-    numbers: dict[tuple[str, int, int], int] = {}
+    numbers: dict[LetterId, int] = {}
     letters: dict[int, Letter] = {}
     states: dict[int, State] = {}
     upcoming = 0
@@ -264,6 +323,17 @@ def _folded(entries: Iterable[Letter]) -> _Folded:
         numbers[entry.id] = record.offset
         letters[record.offset], states[record.offset] = entry, "dead"
     return _Folded(letters, states, upcoming)
+
+
+def _letter(number: int, told: _Told, message: Record) -> Letter:
+    extra = cast("dict[str, object]", msgspec.to_builtins(told))
+    return Letter(told, message._replace(offset=number, extra=extra))
+
+
+def _misfit_letter(number: int, source: str, misfit: Misfit, now: int) -> Letter:
+    told = _Told(source, node=source, error=misfit.error[:_REASON], time=now, place=misfit.place)
+    content = misfit.content[:_KEPT_BYTES]
+    return _letter(number, told, Record(number, now, Mode.COPY, Op.UNKNOWN, misfit.ns, content))
 
 
 def _known(found: _Folded, number: int, pipeline: str) -> Letter:
@@ -290,6 +360,8 @@ def _shown(letter: Letter, state: State) -> DeadLetter:
         error=told.error,
         time=told.time,
         state=state,
+        place=told.place,
+        old_key=told.old,
     )
 
 

@@ -13,6 +13,8 @@ from typing import NewType
 
 import msgspec
 
+from penstock.base.errors import PenstockError
+
 MessageOffset = NewType("MessageOffset", int)
 """Counts messages of a commit log: 0, 1, 2 …"""
 
@@ -21,6 +23,20 @@ ByteOffset = NewType("ByteOffset", int)
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """A larger message is refused at ingest, by name."""
+
+
+class MessageTooLargeError(PenstockError):
+    """A message above the size limit; refused before anything of its batch is logged."""
+
+
+class NotTextError(PenstockError):
+    """A message that is no UTF-8 text: no sink could read the log beyond it. Nothing of its batch is logged."""
+
+    def __init__(self, ns: str, error: object) -> None:
+        super().__init__(
+            f"a message of namespace '{ns}' is not UTF-8 text ({error})",
+            hint="this is a fault of the adaptor: it should have kept it among the dead letters",
+        )
 
 
 class Op(IntEnum):
@@ -58,6 +74,7 @@ MODE_WORDS = tuple(mode.word for mode in Mode)
 class Message(msgspec.Struct, frozen=True, gc=False):
     """One message on its way into the log. `key` is the JSON text of the row's key, where there is one.
 
+    `old_key` is the key that the row had before, if the message changes it: an update, whose data is the new row.
     A struct rather than a dataclass, since a source makes one for every row: it takes a tenth of the time.
     """
 
@@ -67,6 +84,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     ts: int = 0
     mode: Mode = Mode.COPY
     key: bytes | None = None
+    old_key: bytes | None = None
 
 
 Position = dict[str, "str | int | float | bool | list[object] | dict[str, object] | None"]

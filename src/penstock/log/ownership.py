@@ -3,7 +3,8 @@
 A claim is one append that sets `epoch` to the old one plus one and is checked against the old one. Every
 later append is checked against the claimed epoch, so an owner that was replaced can do no harm, however late
 its last append arrives. After any doubt (a time-out, a lost connection) the order is: claim a *new* epoch
-first, then read the end; the append in doubt has landed by then, or never will.
+first, then read the end; the append in doubt has landed by then, or never will. The claim itself may be in doubt as
+well: registers also name the `owner`, so that one whose answer was lost is known as our own.
 
 Empty registers match any check (reference 8), so a fresh journal is claimed with "no epoch yet", and a
 journal that has content but no registers is not touched: someone lost them.
@@ -15,6 +16,7 @@ who was replaced there may not.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 
 from penstock.base.disk import Buffer
@@ -24,6 +26,7 @@ from penstock.journal.client import Appended, Client, JournalError, RegisterMism
 from penstock.journal.protocol import LabelSelector, LabelSet
 
 EPOCH = "epoch"
+OWNER = "owner"
 UNDER = "under"
 
 
@@ -38,10 +41,11 @@ class InDoubtError(PenstockError):
 class Ownership:
     """A claim on one journal."""
 
-    def __init__(self, client: Client, journal: str, epoch: int, claimed_at: int) -> None:
+    def __init__(self, client: Client, journal: str, owner: str, epoch: int, claimed_at: int) -> None:
         self._client = client
         self.journal = journal
         self.epoch = epoch
+        self._owner = owner
         self.claimed_at = claimed_at
         """The byte at which the claim record begins: everything of earlier owners lies before it."""
         self._doubt: BaseException | None = None
@@ -54,6 +58,7 @@ class Ownership:
 
         `under` is our epoch of the journal that this one belongs to.
         """
+        owner = uuid.uuid4().hex
         for _ in range(16):
             barrier = client.append(journal, ())
             old = _epoch(barrier.registers)
@@ -70,10 +75,11 @@ class Ownership:
             expected = _no_epoch() if old is None else _at_epoch(old)
             epoch = (old or 0) + 1
             try:
-                landed = client.append(journal, claim_record, check=expected, union=_register(epoch, under))
+                claimed = _register(epoch, owner, under)
+                landed = client.append(journal, claim_record, check=expected, union=claimed)
             except RegisterMismatchError:
                 continue
-            return cls(client, journal, epoch, landed.begin)
+            return cls(client, journal, owner, epoch, landed.begin)
         raise FencedError(f"journal {journal}: others keep claiming it", hint="stop the other owners")
 
     @property
@@ -101,9 +107,15 @@ class Ownership:
 
     def renewed(self, claim_record: bytes) -> Ownership:
         """A new claim in place of this one; whatever was in doubt has landed before it, or never will."""
-        epoch = self.epoch + 1
-        landed = self._append(claim_record, union=_register(epoch))
-        return Ownership(self._client, self.journal, epoch, landed.begin)
+        try:
+            landed = self._append(claim_record, union=_register(self.epoch + 1, self._owner))
+        except FencedError:
+            registers = self._client.append(self.journal, ()).registers
+            if _text(registers, OWNER) != self._owner or _epoch(registers) != self.epoch + 1:
+                raise
+            self.epoch += 1  # an earlier try to renew, of which nothing was heard
+            return self.renewed(claim_record)
+        return Ownership(self._client, self.journal, self._owner, self.epoch + 1, landed.begin)
 
     def _append(self, content: Buffer | Sequence[Buffer], union: LabelSet | None) -> Appended:
         try:
@@ -138,18 +150,21 @@ def _epoch(registers: LabelSet) -> int | None:
 
 
 def _number(registers: LabelSet, name: str) -> int | None:
-    for label in registers.labels:
-        if label.name == name:
-            return int(label.value)
-    return None
+    text = _text(registers, name)
+    return None if text is None else int(text)
 
 
-def _register(epoch: int, under: int | None = None) -> LabelSet:
-    return labels.label_set({EPOCH: str(epoch), **({UNDER: str(under)} if under is not None else {})})
+def _text(registers: LabelSet, name: str) -> str | None:
+    return next((label.value for label in registers.labels if label.name == name), None)
+
+
+def _register(epoch: int, owner: str, under: int | None = None) -> LabelSet:
+    claimed = {EPOCH: str(epoch), OWNER: owner}
+    return labels.label_set(claimed if under is None else {**claimed, UNDER: str(under)})
 
 
 def _at_epoch(epoch: int) -> LabelSelector:
-    return LabelSelector(include=_register(epoch))
+    return LabelSelector(include=labels.label_set({EPOCH: str(epoch)}))
 
 
 def _no_epoch() -> LabelSelector:

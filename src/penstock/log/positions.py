@@ -18,7 +18,7 @@ import os
 import struct
 import threading
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from penstock.log import record as rec
 from penstock.log.message import ByteOffset, Message, MessageOffset, Mode, Position, Resume
 from penstock.log.record import Record
 from penstock.log.schema import Schema
+from penstock.log.units import Mark, mark_of
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,13 @@ class LogPoint(NamedTuple):
 
 
 ORIGIN = LogPoint(MessageOffset(0), ByteOffset(0))
+
+
+class LastMessage(NamedTuple):
+    """The last message of a namespace in a batch: its place among the messages, and its mode."""
+
+    at: int
+    mode: Mode
 
 
 class NamespaceState(msgspec.Struct):
@@ -108,10 +116,24 @@ class LogState(msgspec.Struct):
     byte: int = 0
     oldest: int = -1
     namespaces: dict[str, NamespaceState] = {}
+    open: tuple[int, int] | None = None
+    """The message and byte at which a unit begins that has no end yet (`units.py`)."""
 
     @property
     def point(self) -> LogPoint:
         return LogPoint(MessageOffset(self.next), ByteOffset(self.byte))
+
+    @property
+    def closed(self) -> LogPoint:
+        """The end of what a sink may be given: before a unit that has no end yet."""
+        if self.open is None:
+            return self.point
+        offset, byte = self.open
+        return LogPoint(MessageOffset(offset), ByteOffset(byte))
+
+    def mark(self, mark: Mark, byte: int) -> None:
+        """Take the mark of an append that begins at `byte`."""
+        self.open = (self.open or (mark.first, byte)) if mark.more else None
 
     def apply(self, record: Record, journal: str, byte: int) -> None:
         """Take one record; refuses a log whose message offsets do not count up one by one."""
@@ -127,19 +149,22 @@ class LogState(msgspec.Struct):
 
     def take(self, record: Record, journal: str, byte: int) -> None:
         """What a record says about its namespace."""
-        if record.control and not record.ns:
-            return
-        known = self._namespace(record.ns)
-        known.mode = int(record.mode)
-        if not record.control:
-            known.offset = record.offset
-        if record.extra is not None:
-            try:
+        try:
+            if record.control and not record.ns:
+                mark = mark_of(record)
+                if mark is not None:
+                    self.mark(mark, byte)
+                return
+            known = self._namespace(record.ns)
+            known.mode = int(record.mode)
+            if not record.control:
+                known.offset = record.offset
+            if record.extra is not None:
                 known.hear(record.extra)
-            except msgspec.ValidationError as error:
-                raise CorruptError(
-                    f"a header that does not read: {error}", where=journal, position=byte
-                ) from None
+        except msgspec.ValidationError as error:
+            raise CorruptError(
+                f"a header that does not read: {error}", where=journal, position=byte
+            ) from None
         if record.mode is Mode.COMPLETE:
             known.filled()
 
@@ -161,20 +186,27 @@ class LogState(msgspec.Struct):
         self.byte = base + consumed
         return seen, consumed
 
-    def advance(
-        self, messages: Sequence[Message], last: Mapping[str, int], positions: Mapping[str, Position]
-    ) -> None:
-        """Take a whole batch that was just logged; `last` is the index of each namespace's last message."""
-        if messages and self.oldest < 0:
+    def advance(self, count: int, last: Mapping[str, LastMessage], positions: Mapping[str, Position]) -> None:
+        """Take a batch of `count` messages that was just logged, of which `last` tells each namespace's last one."""
+        if count and self.oldest < 0:
             self.oldest = self.next
-        for ns, i in last.items():
+        for ns, message in last.items():
             known = self._namespace(ns)
-            known.offset = self.next + i
-            known.mode = int(messages[i].mode)
+            known.offset = self.next + message.at
+            known.mode = int(message.mode)
             known.position = positions.get(ns, known.position)
-            if messages[i].mode is Mode.COMPLETE:
+            if message.mode is Mode.COMPLETE:
                 known.filled()
-        self.next += len(messages)
+        self.next += count
+
+    def schema(self, ns: str) -> Schema | None:
+        """The newest schema of a namespace."""
+        known = self.namespaces.get(ns)
+        return known.schema if known is not None else None
+
+    def schemas(self) -> dict[str, Schema]:
+        """The newest schema of each namespace that has one."""
+        return {ns: known.schema for ns, known in list(self.namespaces.items()) if known.schema is not None}
 
     def resumable(self) -> dict[str, NamespaceState]:
         """The namespaces of which a source has something to hear: where it stands, or which rows a backfill wants."""
@@ -211,7 +243,7 @@ class LogState(msgspec.Struct):
 def _message(record: Record | None) -> Message | None:
     if record is None:
         return None
-    return Message(record.ns, record.data, record.op, record.ts, record.mode, record.key)
+    return Message(record.ns, record.data, record.op, record.ts, record.mode, record.key, record.old_key)
 
 
 class LogCache:

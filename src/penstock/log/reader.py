@@ -96,16 +96,18 @@ class LogReader:
         return steadily(lambda: self._messages(wanted)) if wanted else {}
 
     def points(self, begin: LogPoint, head: ByteOffset) -> list[LogPoint]:
-        """Known places between `begin` and `head`, ascending; `begin` first, and the end of the log last."""
+        """Known places between `begin` and `head`, ascending, outside of units; `begin` first.
+
+        The last is the end of the log, or the begin of a unit that has no end yet.
+        """
         inside = [p for p in self._trusted_entries(head) if begin.byte < p.byte <= head]
         last = inside[-1] if inside else begin
-        next_offset = int(last.offset)
-        for _, _, seen in walking.chunks(self.client, self.journal, last.byte, head, rec.skim):
-            if seen.messages:
-                next_offset = seen.last + 1
+        state = LogState(next=last.offset, byte=last.byte, oldest=0)
+        for _ in walking.chunks(self.client, self.journal, last.byte, head, state.skim):
+            pass
         found = [begin, *inside]
-        if head > last.byte:
-            found.append(LogPoint(MessageOffset(next_offset), head))
+        if state.closed.byte > last.byte:
+            found.append(state.closed)
         return found
 
     def size(self) -> int:
@@ -194,9 +196,7 @@ class LogReader:
         return self._first_message(held) or LogPoint(self._state().point.offset, ByteOffset(held.head))
 
     def _first_message(self, held: Extent) -> LogPoint | None:
-        for offset, byte, _, _ in walking.offsets(self.client, self.journal, held.begin, held.head):
-            return LogPoint(MessageOffset(offset), ByteOffset(byte))
-        return None
+        return next(walking.places(self.client, self.journal, held.begin, held.head), None)
 
     def _at_or_after(self, offset: int, held: Extent) -> LogPoint:
         first = self._first_message(held)
@@ -206,12 +206,12 @@ class LogReader:
         known = last_at_or_before(self._trusted_entries(held.head), offset)
         begin = known.byte if known is not None and known.byte >= held.begin else held.begin
         last = None
-        for found, byte, _, _ in walking.offsets(self.client, self.journal, begin, held.head):
-            if found > offset:
+        for point in walking.places(self.client, self.journal, begin, held.head):
+            if point.offset > offset:
                 break
-            if found == offset:
-                return LogPoint(MessageOffset(offset), ByteOffset(byte))
-            last = found
+            if point.offset == offset:
+                return point
+            last = int(point.offset)
         upcoming = last + 1 if last is not None else self._state().next
         if upcoming == offset:
             return LogPoint(MessageOffset(offset), ByteOffset(held.head))

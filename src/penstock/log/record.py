@@ -12,8 +12,9 @@ All integers big-endian; `size` counts what follows the attributes: 8 + key + da
 
     header      length u32 (of what follows) | key length i32, -1 for none | row key | rest
 
-The row key is JSON text. The rest, often empty, is one JSON object: the source's position and whatever else
-a source needs beyond the message. Without bit 5 the record is the seed's.
+The row key is JSON text. The rest, often empty, is one JSON object: the key that the row had before (`old`, its text
+as a JSON string), the source's position, and whatever else a source needs beyond the message. Without bit 5 the
+record is the seed's.
 """
 
 from __future__ import annotations
@@ -73,6 +74,12 @@ class Record(NamedTuple):
     extra: dict[str, object] | None = None
     control: bool = False
 
+    @property
+    def old_key(self) -> bytes | None:
+        """The JSON text of the key that the row had before, if this message changes it."""
+        old = self.extra.get("old") if self.extra is not None else None
+        return old.encode() if isinstance(old, str) else None
+
 
 def encode(record: Record) -> bytes:
     """The bytes of one record."""
@@ -111,7 +118,7 @@ def encode_messages(
     add = parts.append
     packers: dict[str, tuple[Callable[..., bytes], bytes, int]] = {}
     for i, message in enumerate(messages):
-        data, key = message.data, message.key
+        data, key, old = message.data, message.key, message.old_key
         known = packers.get(message.ns)
         if known is None:
             name = message.ns.encode()
@@ -119,11 +126,12 @@ def encode_messages(
         pack, name, name_length = known
         attributes = message.mode | message.op << OP_SHIFT
         length = len(data)
-        if key is None and i not in extras:
+        if key is None and old is None and i not in extras:
             header = b""
         else:
             attributes |= WITH_HEADER
-            header = encode_header(key, extras.get(i))
+            extra = extras.get(i)
+            header = encode_header(key, extra if old is None else {"old": old.decode(), **(extra or {})})
             length += len(header)
         size = 8 + name_length + length
         if size > MAX_SIZE:
@@ -135,8 +143,13 @@ def encode_messages(
     return b"".join(parts)
 
 
+def encode_rest(extra: dict[str, object] | None) -> bytes:
+    """What a header holds beside the key."""
+    return _encode_json(extra) if extra is not None else b""
+
+
 def encode_header(key: bytes | None, extra: dict[str, object] | None) -> bytes:
-    rest = _encode_json(extra) if extra is not None else b""
+    rest = encode_rest(extra)
     row_key = key if key is not None else b""
     size = 4 + len(row_key) + len(rest)
     return HEADER.pack(size, -1 if key is None else len(row_key)) + row_key + rest

@@ -6,6 +6,7 @@ keeps every digit; the schema says what the digits were: a float or a decimal, a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from enum import Enum
 
 import msgspec
@@ -54,3 +55,29 @@ class Schema(msgspec.Struct, frozen=True, omit_defaults=True):
 
     fields: tuple[Field, ...]
     key: tuple[str, ...] = ()
+
+
+class KnownSchemas:
+    """Tells the schema of a namespace: what the log had said when this was made."""
+
+    def __init__(self, known: Mapping[str, Schema]) -> None:
+        self._known = known
+
+    def __call__(self, ns: str) -> Schema | None:
+        return self._known.get(ns)
+
+
+class LatestSchemas:
+    """Tells the schema of a namespace: what the log last said. Sent to another process, what it had said by then."""
+
+    def __init__(
+        self, find: Callable[[str], Schema | None], everything: Callable[[], Mapping[str, Schema]]
+    ) -> None:
+        self._find = find
+        self._everything = everything
+
+    def __call__(self, ns: str) -> Schema | None:
+        return self._find(ns)
+
+    def __reduce__(self) -> tuple[type[KnownSchemas], tuple[dict[str, Schema]]]:
+        return KnownSchemas, (dict(self._everything()),)

@@ -12,7 +12,10 @@ from penstock.base.errors import CorruptError
 from penstock.journal.client import Client, HoleError
 from penstock.log import record as rec
 from penstock.log.journals import read_whole
+from penstock.log.message import ByteOffset, MessageOffset
+from penstock.log.positions import LogPoint
 from penstock.log.record import Record
+from penstock.log.units import Borders, mark_at
 
 FIRST_CHUNK = 32 << 10
 CHUNK = 4 << 20
@@ -51,6 +54,35 @@ def walk(client: Client, journal: str, begin: int, end: int) -> Iterator[tuple[i
     for position, buffer, starts in chunks(client, journal, begin, end, rec.boundaries):
         for start in starts:
             yield position + start, rec.decode(buffer, start, journal, position)
+
+
+def borders(client: Client, journal: str, begin: int, end: int) -> Iterator[LogPoint]:
+    """The borders between records of bytes [begin, end) that lie outside of units, behind the first message."""
+    outside, upcoming = Borders(), -1
+    for position, buffer, starts in chunks(client, journal, begin, end, rec.boundaries):
+        for start in starts:
+            byte = position + start
+            if upcoming >= 0 and outside.outside(byte):
+                yield LogPoint(MessageOffset(upcoming), ByteOffset(byte))
+            offset = rec.offset_at(buffer, start)
+            upcoming = offset + 1 if offset >= 0 else upcoming
+            mark = mark_at(buffer, start, journal, position) if offset < 0 else None
+            if mark is not None:
+                outside.see(byte + rec.length_at(buffer, start), mark)
+
+
+def places(client: Client, journal: str, begin: int, end: int) -> Iterator[LogPoint]:
+    """The messages in bytes [begin, end): each at its record, or at the mark of the unit that it begins."""
+    marked = -1
+    for position, buffer, starts in chunks(client, journal, begin, end, rec.boundaries):
+        for start in starts:
+            offset = rec.offset_at(buffer, start)
+            if offset >= 0:
+                byte = marked if marked >= 0 else position + start
+                yield LogPoint(MessageOffset(offset), ByteOffset(byte))
+                marked = -1
+            elif marked < 0 and mark_at(buffer, start, journal, position) is not None:
+                marked = position + start
 
 
 def offsets(client: Client, journal: str, begin: int, end: int) -> Iterator[tuple[int, int, bytes, int]]:

@@ -36,13 +36,20 @@ def functions_told(pipeline: Pipeline, sinks: Sequence[SupervisedSink]) -> list[
     return shown
 
 
-def account(pipeline: str, elapsed: float, ingest: Ingest, sinks: Sequence[SupervisedSink]) -> Summary:
-    """How a run ended: what went wrong, and what became of every message."""
+def account(
+    pipeline: str,
+    elapsed: float,
+    ingest: Ingest,
+    sinks: Sequence[SupervisedSink],
+    failure: BaseException | None = None,
+) -> Summary:
+    """How a run ended: what went wrong, and what became of every message. `failure` is what ended all of it."""
     end = ingest.end
     ended = [sink.summary(end) for sink in sinks]
-    errors = [error for error in (ingest.error, *(sink.error for sink in sinks)) if error]
+    errors = [error for error in (failure, ingest.error, *(sink.error for sink in sinks)) if error]
     adds_up = all(sink.adds_up for sink in ended)
-    code = max((getattr(error, "exit_code", 1) for error in errors), default=0)
+    codes = [getattr(error, "exit_code", 1) for error in errors]
+    code = codes[0] if failure is not None else max(codes, default=0)
     message = "; ".join(_told(error) for error in errors) or None
     if not adds_up:
         code, message = code or 1, message or "the account does not add up"
@@ -55,6 +62,7 @@ def account(pipeline: str, elapsed: float, ingest: Ingest, sinks: Sequence[Super
         adds_up=adds_up,
         exit_code=code,
         message=message,
+        bad=ingest.bad,
     )
 
 

@@ -153,7 +153,7 @@ def _case(node: yamltext.Node) -> Case:
 
 
 def _message(offset: int, node: yamltext.Node) -> Record:
-    given = _keys(node, "a message", ("ns", "op", "data", "ts", "mode", "key"), ("ns", "data"))
+    given = _keys(node, "a message", ("ns", "op", "data", "ts", "mode", "key", "old_key"), ("ns", "data"))
     return Record(
         offset=offset,
         ts=yamltext.integer(given["ts"], "'ts'") if "ts" in given else 0,
@@ -162,6 +162,7 @@ def _message(offset: int, node: yamltext.Node) -> Record:
         ns=yamltext.text(given["ns"], "'ns'"),
         data=_text(given["data"]),
         key=_text(given["key"]) if "key" in given else None,
+        extra={"old": _text(given["old_key"]).decode()} if "old_key" in given else None,
     )
 
 

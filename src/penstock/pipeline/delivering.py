@@ -6,6 +6,7 @@ Spark for, a function of a DataFrame, cannot be stepped through; a run has to do
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from penstock.log.control import Detail
 from penstock.log.deadletters import DeadLetter, DeadLetters, Death
 from penstock.log.offsets import OffsetLog
 from penstock.log.record import Record
+from penstock.log.schema import LatestSchemas
 from penstock.pipeline.definition import Pipeline, SinkNode
 from penstock.pipeline.editing import Editor
 from penstock.pipeline.recompute import needs_spark, sink_node
@@ -128,10 +130,14 @@ def _delivery(
 ) -> Iterator[SingleDelivery]:
     directory = editor.directory.directory
     inside = directory.scratch if directory is not None and directory.scratch.is_dir() else None
+    state = functools.cache(lambda: editor.directory.reader(pipeline).state())
+    sink = node.adaptor.sink()
+    schemas = LatestSchemas(lambda ns: state().schema(ns), lambda: state().schemas())
+    sink.use(schemas, f"{pipeline}.{node.name}")
     with tempfile.TemporaryDirectory(prefix="step-", dir=inside) as scratch:
         delivery = SingleDelivery(
             sink_name=node.name,
-            sink=node.adaptor.sink(),
+            sink=sink,
             accept=node.ns,
             steps=steps,
             offsets=held,

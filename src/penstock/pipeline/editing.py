@@ -171,6 +171,15 @@ class Editor:
             commitlog.request_backfill(self.client, pipeline, cache, ns, where, self.clock())
         self.record(pipeline, "backfill", None, {"ns": ns, "where": where})
 
+    def fence_off(self, pipeline: str) -> None:
+        """Make sure that no run of this pipeline goes on.
+
+        Where no lock tells, one that has lost touch with the broker, or whose clock is wrong, looks dead: it ends then
+        with its next append.
+        """
+        self.require_still(pipeline)
+        commitlog.fence_off(self.client, pipeline, self.clock())
+
     def drop_letters(self, pipeline: str, letters: Sequence[DeadLetter]) -> None:
         """Give dead letters up; they can still be shown, and are not replayed any more."""
         self.require_still(pipeline)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.pipeline.definition import Pipeline
+from penstock.pipeline.master import is_remote
+from penstock.spark.copying import ParallelCopier
 from penstock.spark.reach import KEYS, TOKEN
+from penstock.spark.sealed import Safe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
 
 DRIVER_MEMORY = "1g"
 """Where nobody says otherwise. In local mode all sinks share it."""
+
+THREADS = 4
+"""That read the ranges of a copy, where Spark's tasks cannot."""
 
 
 @dataclass
@@ -32,6 +39,26 @@ class Engine:
     settings: Mapping[str, str] = field(default_factory=dict)
     lent: SparkSession | None = None
     spark: SparkSession | None = None
+    wanted: threading.Event = field(default_factory=threading.Event)
+    """Set by whoever has work for Spark that the sinks do not show: a large copy."""
+    safe: Safe = field(init=False)
+    """Where the tasks of sinks find their settings."""
+
+    def __post_init__(self) -> None:
+        self.safe = Safe(None if self.elsewhere else self.scratch.parent / "sealed")
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether tasks may run where the scratch directory is not. A session that is lent runs here."""
+        return self.lent is None and is_remote(self.master)
+
+    def copier(self) -> ParallelCopier:
+        """What reads the ranges of a large copy: Spark's tasks, or threads of this process if those are elsewhere."""
+        directory = self.scratch.parent / "copy"
+        if self.elsewhere:
+            return ParallelCopier(directory, THREADS)
+        cores = self.cores or len(os.sched_getaffinity(0))
+        return ParallelCopier(directory, cores, lambda: self.spark, self.wanted.set)
 
     def start(self) -> SparkSession:
         from pyspark import cloudpickle
@@ -43,7 +70,8 @@ class Engine:
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         for module in self.pipeline.modules:
             cloudpickle.register_pickle_by_value(sys.modules[module])  # type: ignore[no-untyped-call]
-        settings = {**_credentials(), **self.settings}
+        sealed = {f"spark.executorEnv.{name}": value for name, value in self.safe.variables().items()}
+        settings = {**_credentials(), **sealed, **self.settings}
         self.spark = self.lent or session(
             app=f"penstock {self.pipeline.name}",
             master=self.master,
@@ -66,10 +94,13 @@ class Engine:
             return False
 
     def stop(self) -> None:
-        if self.spark is not None and self.lent is None:
-            from penstock.spark.session import stop
+        try:
+            if self.spark is not None and self.lent is None:
+                from penstock.spark.session import stop
 
-            stop(self.spark)
+                stop(self.spark)
+        finally:
+            self.safe.clear()
 
 
 def _credentials() -> dict[str, str]:

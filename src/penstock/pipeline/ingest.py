@@ -2,7 +2,8 @@
 
 The source runs ahead of the log by one batch at most: while one is being made durable, the next is read. What
 the source hears back at the next start is in the log with the messages it covers, so a crash between the two
-threads costs nothing but the work.
+threads costs nothing but the work. Once a batch is durable the source is told, in the thread that made it so; a batch
+that was in doubt and has landed after all it learns of by its positions, when it is read again.
 
 While the log is at its limit, or the pipeline is strict and a sink still lacks something, the source waits: it is
 not asked for more. A source that is away is read again from where the log stands, later each time, without end. So
@@ -14,10 +15,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from penstock.adaptors.base import Batch, Source
+from penstock.adaptors.base import Bad, Batch, Source
 from penstock.base.errors import AwayError, PenstockError
 from penstock.journal.client import BrokerGoneError, TimedOutError
 from penstock.log.commitlog import CommitLog
@@ -31,6 +32,13 @@ log = logging.getLogger(__name__)
 _DELAYS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _LOOK_AGAIN = 0.2
 
+KeepBad = Callable[[Sequence[Bad]], int]
+"""Keeps what cannot be a message among the dead letters; durable on return. Tells how much of it was new."""
+
+
+def _nowhere(bad: Sequence[Bad]) -> int:
+    raise PenstockError(f"{bad[0].place}: {bad[0].error}", hint="there is nowhere to keep it")
+
 
 class Ingest:
     """One source being read. `error` is set if it ended badly, `done` once it has ended."""
@@ -43,6 +51,7 @@ class Ingest:
         hindrance: Callable[[], str | None],
         *,
         patient: bool = False,
+        keep_bad: KeepBad = _nowhere,
     ) -> None:
         """`hindrance` tells why nothing may be read now; None if nothing is in the way.
 
@@ -54,11 +63,14 @@ class Ingest:
         self._namespace = namespace
         self._log = log
         self._hindrance = hindrance
+        self._keep_bad = keep_bad
         self._stop = threading.Event()
         self._halt = threading.Event()
         """Ends the reading that goes on: set with `_stop`, and when what was read cannot be logged."""
         self._begin = log.point.offset
         self._end = log.point
+        self.bad = 0
+        """How much was kept among the dead letters since the start, since it cannot be a message."""
         self.paused: str | None = None
         """Why nothing is read at the moment."""
         self.away: AwayError | None = None
@@ -70,6 +82,11 @@ class Ingest:
     def end(self) -> LogPoint:
         """The end of the log, as far as this process has written it."""
         return self._end
+
+    @property
+    def given(self) -> LogPoint:
+        """The end of what sinks can be given: before it while a transaction of the source has no end yet."""
+        return min(self._log.closed, self._end)
 
     @property
     def read(self) -> int:
@@ -159,16 +176,35 @@ class Ingest:
             finally:  # what a source gave before it failed counts
                 if pending is not None:
                     pending.result()
+        if not halt.is_set() and self._log.is_open:
+            raise PenstockError(
+                "the source ended within a transaction, which no sink gets before the rest of it is in the log"
+            )
 
     def _may_read(self) -> bool:
-        """Wait until nothing is in the way of reading; False if the run ends meanwhile."""
-        self.paused = self._hindrance()
-        while self.paused is not None:
+        """Wait until nothing is in the way of reading; False if the run ends meanwhile.
+
+        Within a transaction there is no waiting: nobody can make room before its end is in the log.
+        """
+        while not self._log.is_open and (reason := self._hindrance()) is not None:
+            self.paused = reason
             if self._halt.wait(_LOOK_AGAIN):
                 return False
-            self.paused = self._hindrance()
+        self.paused = None
         return True
 
     def _append(self, batch: Batch) -> None:
+        """Make a batch durable: first what is bad in it, which its positions pass over, then the rest."""
+        if batch.bad:
+            self.bad += self._keep_bad(batch.bad)
         now = time.time_ns() // 1000
-        self._end = self._log.append(batch.messages, batch.positions, batch.completed, now, batch.schemas)
+        self._end = self._log.append(
+            batch.messages,
+            batch.positions,
+            batch.completed,
+            now,
+            batch.schemas,
+            batch.packed,
+            more=batch.more,
+        )
+        self._source.logged(batch)

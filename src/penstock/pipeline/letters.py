@@ -65,6 +65,20 @@ def numbered(letters: Sequence[DeadLetter], numbers: Sequence[int], pipeline: st
     return [known[number] for number in dict.fromkeys(numbers)]
 
 
+def replayable(letters: Sequence[DeadLetter], *, meant: bool) -> list[DeadLetter]:
+    """Those that can be sent. What never was a message is refused if it was `meant`, and left out of all there are."""
+    misfits = [letter for letter in letters if letter.place is not None]
+    found = [letter for letter in letters if letter.place is None]
+    if misfits and (meant or not found):
+        first = misfits[0]
+        raise UsageError(
+            f"dead letter {first.number} cannot be replayed: source '{first.sink}' could make no message of it "
+            f"({first.place}: {first.error})",
+            hint="mend it at the source, where it is read as new; `penstock dead drop` gives the letter up",
+        )
+    return found
+
+
 def still_dead(
     letters: Sequence[DeadLetter], pipeline: str, numbers: Sequence[int], sink: str | None
 ) -> list[DeadLetter]:

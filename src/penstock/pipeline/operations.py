@@ -251,7 +251,16 @@ class Directory:
             readers=progress.readers if progress else None,
             holder=sinkstate.holder(sinks),
             ended=None if run else sinkstate.bad_end(control),
+            bad=self._bad(pipeline),
+            source=next((node for node in progress.nodes if node.kind == "source"), None)
+            if progress
+            else None,
         )
+
+    def _bad(self, pipeline: str) -> int:
+        """Dead letters of the source: what it could make no message of."""
+        letters = deadletters.load(self.client, pipeline)
+        return sum(letter.place is not None and letter.state == "dead" for letter in letters)
 
     def _run(self, control: ControlState, file: RunFile | None, now: int) -> RunStatus | None:
         return running(self.owner, file, control, now, local=self.directory is not None)

@@ -1,7 +1,7 @@
 """The plan: what a pipeline would do, told before it does anything.
 
-A pure function of the pipeline and of the namespaces that its source has now: which of them each sink gets,
-through which steps, in what order, and with what guarantee; and what in it a person may not have meant.
+A pure function of the pipeline and of what its outside systems say (`penstock.pipeline.inspecting`): which namespaces
+each sink gets, through which steps, in what order, and with what guarantee; and what in it a person may not have meant.
 Settings are shown as they were given, secrets and passwords masked. What may not have been meant is found by
 `penstock.pipeline.remarks`.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass, replace
 
+from penstock.adaptors.base import Found
 from penstock.base.secrets import MASK, mask
 from penstock.base.settings import settings_of
 from penstock.base.units import Unit, duration_text, size_text
@@ -18,7 +19,15 @@ from penstock.functions.base import Function
 from penstock.functions.kinds import NamespaceFunction, TextFunction
 from penstock.functions.sql import SqlFunction
 from penstock.pipeline.definition import Pipeline, SinkNode, TransformNode
-from penstock.pipeline.planned import Plan, PlannedSink, PlannedSource, PlannedStep, Remark
+from penstock.pipeline.planned import (
+    NodeFinding,
+    Plan,
+    PlannedNamespace,
+    PlannedSink,
+    PlannedSource,
+    PlannedStep,
+    Remark,
+)
 from penstock.pipeline.remarks import remarks
 from penstock.pipeline.saving import max_lag_text, policy_text
 
@@ -28,12 +37,22 @@ _KEEP_NAMES = ("opfilter", "pretty")
 """Functions of whole messages that leave the namespace alone."""
 
 
-def make_plan(pipeline: Pipeline, namespaces: Sequence[str] | None, problem: str | None = None) -> Plan:
-    """Plan `pipeline` for a source that has these `namespaces`; None if they are not known."""
+def make_plan(
+    pipeline: Pipeline,
+    namespaces: Sequence[str | Found] | None,
+    problem: str | None = None,
+    findings: Sequence[NodeFinding] = (),
+    master: str | None = None,
+) -> Plan:
+    """Plan `pipeline` for a source that has these `namespaces`; None if they are not known.
+
+    `findings` are what the outside systems were found to lack; `master` is the Spark master that is to run it.
+    """
     pipeline.check()
     source = pipeline.source_node
     source.adaptor.source()
-    here = None if namespaces is None else sorted(namespaces)
+    known = {one.ns: one for one in map(_found, namespaces or ())}
+    here = None if namespaces is None else sorted(known)
     read = None if here is None else tuple(ns for ns in here if source.ns.matches(ns))
     planned = PlannedSource(
         name=source.name,
@@ -42,6 +61,7 @@ def make_plan(pipeline: Pipeline, namespaces: Sequence[str] | None, problem: str
         settings=shown_settings(source.adaptor),
         namespaces=read,
         left_out=tuple(ns for ns in here or () if not source.ns.matches(ns)),
+        found=tuple(PlannedNamespace(ns, known[ns].rows, tuple(known[ns].key)) for ns in read or ()),
     )
     sinks = tuple(_planned_sink(sink, read) for sink in pipeline.sink_nodes)
     plan = Plan(
@@ -51,8 +71,13 @@ def make_plan(pipeline: Pipeline, namespaces: Sequence[str] | None, problem: str
         (),
         None if problem is None else mask(problem),
         shown_settings(pipeline.settings),
+        tuple(findings),
     )
-    return replace(plan, warnings=tuple(remarks(pipeline, plan, here)))
+    return replace(plan, warnings=tuple(remarks(pipeline, plan, here, master)))
+
+
+def _found(namespace: str | Found) -> Found:
+    return Found(namespace) if isinstance(namespace, str) else namespace
 
 
 def shown_settings(thing: object) -> dict[str, str]:

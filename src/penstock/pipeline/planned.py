@@ -22,6 +22,15 @@ class PlannedStep:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedNamespace:
+    """A namespace that is read: about how many rows it has, None if nobody knows, and the fields of its key."""
+
+    ns: str
+    rows: int | None = None
+    key: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedSource:
     """The source; `namespaces` are those it will read, None if nobody could ask it."""
 
@@ -32,6 +41,8 @@ class PlannedSource:
     namespaces: tuple[str, ...] | None
     left_out: tuple[str, ...] = ()
     """Namespaces that are there and will not be read."""
+    found: tuple[PlannedNamespace, ...] = ()
+    """Of those that will be read: what the source knows about them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +71,19 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeFinding:
+    """What is wrong at an outside system, and the statement or command that mends it, word for word.
+
+    With a `fatal` one a run cannot work at all.
+    """
+
+    node: str
+    what: str
+    fix: str | None = None
+    fatal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What the pipeline would do. `problem` says why the namespaces are not known, if they are not."""
 
@@ -70,3 +94,5 @@ class Plan:
     problem: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     """Of the whole pipeline."""
+    findings: tuple[NodeFinding, ...] = ()
+    """What the outside systems lack."""

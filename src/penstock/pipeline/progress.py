@@ -9,8 +9,8 @@ it did.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -19,10 +19,25 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class CopyProgress:
+    """How far the copy of a namespace is: rows read, of about `of`, at `rate` rows a second, `left` seconds to go.
+
+    None where nobody knows.
+    """
+
+    ns: str
+    rows: int
+    of: int | None
+    rate: float
+    left: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class NodeProgress:
     """A source, function or sink at one moment. `rate` is in messages a second, `lag` and `pending` in messages.
 
-    A function that leads to several sinks works once for each of them, and counts so.
+    A function that leads to several sinks works once for each of them, and counts so. `dead` of a source is what it
+    could make no message of.
     """
 
     node: str
@@ -49,6 +64,10 @@ class NodeProgress:
     """How long ago the oldest message that a sink lacks was logged."""
     max_lag_bytes: int | None = None
     max_lag_seconds: float | None = None
+    gauges: Mapping[str, float] = field(default_factory=dict)
+    """Of a source: what it measures at the outside system, such as `held_back_bytes`."""
+    copies: Sequence[CopyProgress] = ()
+    """Of a source: the copies under way."""
 
     @property
     def out(self) -> int:
@@ -133,7 +152,11 @@ class SinkSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How a run ended. `read` counts the messages that this run appended to the log."""
+    """How a run ended. `read` counts the messages that this run appended to the log.
+
+    `bad` counts what the source could make no message of, and is kept among the dead letters: it never was in the log,
+    so no sink has to account for it.
+    """
 
     pipeline: str
     elapsed: float
@@ -143,3 +166,4 @@ class Summary:
     adds_up: bool
     exit_code: int
     message: str | None = None
+    bad: int = 0

@@ -221,13 +221,16 @@ def passing(record: Record) -> Passing:
         ns=record.ns,
         key=record.key.decode(errors="replace") if record.key is not None else None,
         data=record.data.decode(errors="replace"),
+        old_key=record.old_key.decode(errors="replace") if record.old_key is not None else None,
     )
 
 
 def entry(record: Record) -> LogEntry:
     """A message of the log as the operator reads it."""
     shown = passing(record)
-    return LogEntry(shown.offset, shown.ts, shown.mode, shown.op, shown.ns, shown.key, shown.data)
+    return LogEntry(
+        shown.offset, shown.ts, shown.mode, shown.op, shown.ns, shown.key, shown.data, shown.old_key
+    )
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Passing]:
@@ -235,7 +238,7 @@ def rows_of(batch: pa.RecordBatch) -> list[Passing]:
 
     columns = {
         name: (column.cast(pa.int64()) if name == "ts" else column).to_pylist()
-        for name in ("offset", "ts", "mode", "op", "ns", "key", "data")
+        for name in ("offset", "ts", "mode", "op", "ns", "key", "data", "old_key")
         for column in [batch.column(name)]
     }
     return [Passing(*row) for row in zip(*columns.values(), strict=True)]

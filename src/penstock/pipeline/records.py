@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from penstock.pipeline.progress import NodeProgress
+
 NEAR_FULL = (0.5, 0.8)
 """Shares of a limit at which a person is told: in time, and urgently."""
 
@@ -24,6 +26,8 @@ class LogEntry:
     ns: str
     key: str | None
     data: str
+    old_key: str | None = None
+    """The key that the row had before, if the message changes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,10 @@ class PipelineStatus:
     """The sink that keeps the log from being compacted further: the one that lacks most."""
     ended: str | None = None
     """How the last run ended, if that was not in order."""
+    bad: int = 0
+    """What the source could make no message of, and is still among the dead letters."""
+    source: NodeProgress | None = None
+    """The source as its run tells, with what it measures and how far its copies are; None if nothing runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +176,8 @@ class Passing:
     ns: str
     key: str | None
     data: str
+    old_key: str | None = None
+    """The key that the row had before, if the message changes it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,43 @@ from collections.abc import Iterator, Sequence
 from penstock.adaptors.base import Adaptor, Guarantee
 from penstock.base.units import size_text
 from penstock.pipeline.definition import Pipeline, SinkNode
+from penstock.pipeline.master import is_remote
 from penstock.pipeline.planned import Plan, PlannedSink, Remark
 
 
-def remarks(pipeline: Pipeline, plan: Plan, here: Sequence[str] | None) -> Iterator[Remark]:
+def remarks(
+    pipeline: Pipeline, plan: Plan, here: Sequence[str] | None, master: str | None = None
+) -> Iterator[Remark]:
     """All there is to say about a plan for a source that has the namespaces `here`, each thing once."""
     found = [
+        *_about_experiments(pipeline),
+        *_about_the_copy(pipeline, master),
         *_about_the_source(pipeline, here),
         *_about_the_sinks(pipeline, plan.sinks),
         *_about_the_tree(pipeline),
     ]
     yield from dict.fromkeys(found)
+
+
+def _about_experiments(pipeline: Pipeline) -> Iterator[Remark]:
+    nodes = {node.name: node.adaptor for node in pipeline.sink_nodes}
+    for name, adaptor in {pipeline.source_node.name: pipeline.source_node.adaptor, **nodes}.items():
+        if adaptor.experimental:
+            yield Remark(
+                name,
+                f"adaptor '{adaptor.name}' is experimental: it was never run against a real server",
+                "try it on data that you can lose",
+            )
+
+
+def _about_the_copy(pipeline: Pipeline, master: str | None) -> Iterator[Remark]:
+    """Executors elsewhere cannot leave rows where the owner of the log finds them."""
+    if is_remote(master):
+        yield Remark(
+            pipeline.source_node.name,
+            f"large copies are read by the runner itself, in a few threads: the tasks of '{master}' run on other "
+            "machines, and share no directory with it",
+        )
 
 
 def _about_the_source(pipeline: Pipeline, here: Sequence[str] | None) -> Iterator[Remark]:

@@ -23,23 +23,26 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
 
-from penstock.adaptors.base import Adaptor, Refusal
-from penstock.base import faults
+from penstock.adaptors.base import Adaptor, Bad, Refusal
+from penstock.base import faults, process
 from penstock.base.errors import InUseError, PenstockError
 from penstock.base.secrets import mask
 from penstock.journal.client import BrokerGoneError, TimedOutError
 from penstock.log.commitlog import CommitLog
 from penstock.log.control import BEAT_SECONDS, PAUSE, RESUME, Control, ControlEntry
-from penstock.log.deadletters import DeadLetters, Death
+from penstock.log.deadletters import DeadLetters, Death, Misfit
 from penstock.log.keeping import keep
 from penstock.log.offsets import OffsetLog
+from penstock.log.schema import LatestSchemas
 from penstock.pipeline.account import account, functions_told
 from penstock.pipeline.beating import beating
+from penstock.pipeline.copies import Copies, copying_of, gauges_of
 from penstock.pipeline.definition import Pipeline
 from penstock.pipeline.engine import Engine
 from penstock.pipeline.errortext import first_line
@@ -91,11 +94,13 @@ def run(
     scratch: Path | None = None,
     http: str | None = None,
     report: Callable[[Progress], None] = lambda progress: None,
+    failed: Callable[[Summary], None] = lambda summary: None,
     spark: SparkSession | None = None,
 ) -> Summary:
     """Run the pipeline: until all that is there is delivered (`once`), or until a signal.
 
-    Spark is started when it is needed and stopped at the end, unless the caller lends a session of its own.
+    Spark is started when it is needed and stopped at the end, unless the caller lends a session of its own. A run that
+    ends by an exception has an account, too: `failed` gets it, before the exception comes.
     """
     options = RunOptions(data_dir, once, strict, broker, master, cores, settings or {}, scratch, http)
     pipeline.check()
@@ -104,7 +109,11 @@ def run(
         work = _Run(pipeline, place, options, stop, report, spark)
         with serving(options.http, lambda: work.progress) as address:
             work.http = address
-            return work.carry_out()
+            summary = work.carry_out()
+            if work.failure is not None:
+                failed(summary)
+                raise work.failure
+            return summary
 
 
 def _tailing(adaptor: Adaptor, tail: bool) -> Adaptor:
@@ -127,6 +136,8 @@ class _Run:
         lent: SparkSession | None,
     ) -> None:
         self.http: str | None = None
+        self.failure: BaseException | None = None
+        """What ended the run, if nobody asked it to end."""
         self.id = uuid.uuid4().hex
         self._pipeline = pipeline
         self._place = place
@@ -153,12 +164,14 @@ class _Run:
             self._began,
             max_message_bytes=settings.max_message_bytes,
         )
-        self._resumes_at = self._log.point.offset if self._strict else 0
+        self._resumes_at = self._log.closed.offset if self._strict else 0
         """Nothing is read before every sink has what lies below; the seed's rule after a crash."""
         self._dead: DeadLetters | None = None
         self._burying = threading.Lock()
         around = Surroundings(
-            pipeline.name, self._log.reader, self._log.log_id, scratch, _source_options(pipeline, place), place.reach
+            pipeline.name, self._log.reader, self._log.log_id, scratch, _source_options(pipeline, place), place.reach,
+            LatestSchemas(lambda ns: self._log.state.schema(ns), lambda: self._log.state.schemas()),
+            self._engine.safe,
         )  # fmt: skip
         self._sinks = [
             SupervisedSink(node, self._claim_of(node.name), self._bury_of(node.name), around)
@@ -168,32 +181,34 @@ class _Run:
             self._log, pipeline.name, settings, lambda: {sink.node.name: sink.durable for sink in self._sinks}
         )
         keep(place.client, pipeline.name, settings.store, settings.replication)
-        source = pipeline.source_node
+        node = pipeline.source_node
+        self._source = _tailing(node.adaptor, not options.once).source()
+        self._source.use(self._engine.copier(), f"{pipeline.name}.{node.name}")
         self._ingest = Ingest(
-            _tailing(source.adaptor, not options.once).source(),
-            source.ns,
+            self._source,
+            node.ns,
             self._log,
             self._hindrance,
             patient=place.remote,
+            keep_bad=self._keep_bad,
         )
+        self._copies = Copies()
         self._broker_away = False
         self.progress = self._told("opening")
 
     def carry_out(self) -> Summary:
-        self._tell("opening")
-        self._note("run-begin", **self._who())
-        failure: BaseException | None = None
+        """Do all of it. Whatever ends the run is in `failure`; the account is made in any case."""
         try:
+            self._tell("opening")
+            self._note("run-begin", **self._who())
             with beating(lambda: self._note("run-beat", **self._who()), BEAT_SECONDS):
                 self._go_on()
-        except BaseException as error:
-            failure = error
-            raise
-        finally:
-            self._shut_down()
-            elapsed = time.monotonic() - self._started
-            summary = account(self._pipeline.name, elapsed, self._ingest, self._sinks)
-            self._note_end(summary.exit_code if failure is None else getattr(failure, "exit_code", 1))
+        except BaseException as error:  # noqa: BLE001 - raised again by `run`, once everything has ended
+            self.failure = error
+        self._shut_down()
+        elapsed = time.monotonic() - self._started
+        summary = account(self._pipeline.name, elapsed, self._ingest, self._sinks, self.failure)
+        self._note_end(summary.exit_code)
         return summary
 
     def _go_on(self) -> None:
@@ -210,7 +225,12 @@ class _Run:
             self._stop.wait(_TICK)
 
     def _who(self) -> dict[str, str | int | None]:
-        return {"pid": os.getpid(), "host": socket.gethostname(), "http": self.http}
+        return {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "http": self.http,
+            "process": process.identity(),
+        }
 
     def _note_end(self, exit_code: int) -> None:
         """The last word; without a broker to take it nothing is lost but that."""
@@ -226,7 +246,7 @@ class _Run:
         if mark is not None and mark.alive(_now()):
             raise InUseError(
                 f"pipeline '{self._pipeline.name}' is running on {mark.host} (pid {mark.pid})",
-                hint="stop it first; after a crash its place is free within 20 s",
+                hint="stop it first; after a crash on another machine its place is free within 20 s",
             )
 
     def _claim_of(self, sink: str) -> Callable[[], OffsetLog]:
@@ -238,6 +258,10 @@ class _Run:
             self._dead_letters().add(sink, generation, deaths, self._log.reader, _now())
 
         return bury
+
+    def _keep_bad(self, bad: Sequence[Bad]) -> int:
+        misfits = [Misfit(one.ns, one.place, mask(one.error), one.content) for one in bad]
+        return self._dead_letters().add_misfits(self._pipeline.source_node.name, misfits, _now())
 
     def _dead_letters(self) -> DeadLetters:
         """Made when the first message dies; sinks meet the same message at the same time, and one owner is enough."""
@@ -267,7 +291,7 @@ class _Run:
         """
         if not self._once or self._ingest.paused is None or self._ingest.done.is_set():
             return None
-        reason, end = self._hindrance(), self._log.point.offset
+        reason, end = self._hindrance(), self._log.closed.offset
         at_work = any(sink.durable.watermark < end and not sink.idle for sink in self._sinks)
         return None if at_work else reason
 
@@ -290,9 +314,10 @@ class _Run:
             self._broker_away = False
             if reason := self._stuck():
                 self._ingest.give_up(reason)
+        given = self._ingest.given  # nobody is behind for a transaction that cannot be had yet
         for sink in self._sinks:
-            sink.watch(self._ingest.end)
-        if self._engine.spark is None and self._lacking():
+            sink.watch(given)
+        if self._engine.spark is None and (self._lacking() or self._engine.wanted.is_set()):
             self._start()
         if self._engine.spark is None:
             return
@@ -300,7 +325,7 @@ class _Run:
             raise _spark_gone()
         keep = self._every("offsets", self._pipeline.settings.offset_interval)
         for sink in self._sinks:
-            sink.tend(self._engine.spark, self._ingest.end)
+            sink.tend(self._engine.spark, self._ingest.given)
             if keep:
                 sink.keep_offsets()
 
@@ -327,7 +352,7 @@ class _Run:
 
     def _lacking(self) -> bool:
         """Whether any sink that is at work wants something that the log has."""
-        end = self._ingest.end.offset
+        end = self._ingest.given.offset
         return any(sink.commit.watermark < end and not sink.idle for sink in self._sinks)
 
     def _finished(self) -> bool:
@@ -341,21 +366,25 @@ class _Run:
         return not self._lacking()
 
     def _shut_down(self) -> None:
-        """Everybody is told at once, so that all of them share one time limit."""
-        self._tell("stopping")
+        """Everybody is told at once, so that all of them share one time limit. One that fails keeps nobody up."""
         deadline = time.monotonic() + self._pipeline.settings.stop_timeout
-        for sink in self._sinks:
-            sink.ask_to_stop()
-        self._ingest.stop(deadline - time.monotonic())
-        for sink in self._sinks:
-            sink.stop(deadline - time.monotonic())
-        self._upkeep.stop(max(deadline - time.monotonic(), 1.0))
-        self._tell("stopping")
-        self._engine.stop()
-        try:
-            self._log.close()
-        except OSError as error:
-            log.warning("the log's index is not saved, the next start makes it anew: %s", error)
+        left: Callable[[], float] = lambda: deadline - time.monotonic()  # noqa: E731
+        steps: list[Callable[[], None]] = [
+            lambda: self._tell("stopping"),
+            *(sink.ask_to_stop for sink in self._sinks),
+            lambda: self._ingest.stop(left()),
+            *(partial(lambda sink: sink.stop(left()), sink) for sink in self._sinks),
+            lambda: self._upkeep.stop(max(left(), 1.0)),
+            lambda: self._tell("stopping"),
+            self._engine.stop,
+            self._log.close,
+        ]
+        for step in steps:
+            try:
+                step()
+            except BaseException as error:  # noqa: BLE001 - it ends the run, if nothing else has
+                log.warning("while the run ends: %s", first_line(error))
+                self.failure = self.failure or error
 
     def _tell(self, phase: str, at_most_every: float = 0.0) -> None:
         if not self._every("report", at_most_every):
@@ -376,8 +405,11 @@ class _Run:
             state=self._ingest.state,
             messages_in=self._ingest.read,
             delivered=self._ingest.read,
+            dead=self._ingest.bad,
             rate=self._ingest.read / elapsed if elapsed else 0.0,
             error=first_line(trouble) if trouble else None,
+            gauges=gauges_of(self._source),
+            copies=self._copies.told(copying_of(self._source), elapsed),
         )
         functions = functions_told(self._pipeline, self._sinks)
         nodes = [source, *functions, *(sink.progress(end) for sink in self._sinks)]

@@ -8,6 +8,7 @@ connections beyond that are closed before they cost the run a thread and a descr
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -175,6 +176,7 @@ class _Numbers(Collector):
             for node in nodes:
                 gauge.add_metric([pipeline, node.node, node.kind], getattr(node, attribute))
             yield gauge
+        yield from self._of_the_source()
         state = GaugeMetricFamily(
             "penstock_node_state", "1 for the state that a node is in.", labels=[*names, "state"]
         )
@@ -190,3 +192,27 @@ class _Numbers(Collector):
             one = GaugeMetricFamily(f"penstock_{name}", help_text, labels=["pipeline"])
             one.add_metric([pipeline], float(value))
             yield one
+
+    def _of_the_source(self) -> Iterator[Metric]:
+        """What a source measures by itself, each under a name of its own; and how far its copies are."""
+        pipeline, nodes = self._progress.pipeline, self._progress.nodes
+        for name in sorted({name for node in nodes for name in node.gauges}):
+            safe = re.sub(r"[^a-zA-Z0-9_]", "_", name)
+            gauge = GaugeMetricFamily(
+                f"penstock_source_{safe}",
+                "What the adaptor measures.",
+                labels=["pipeline", "node", "adaptor"],
+            )
+            for node in nodes:
+                if name in node.gauges:
+                    gauge.add_metric([pipeline, node.node, node.adaptor], node.gauges[name])
+            yield gauge
+        labels = ["pipeline", "node", "ns"]
+        rows = GaugeMetricFamily("penstock_copy_rows", "Rows of a copy that were read.", labels=labels)
+        total = GaugeMetricFamily("penstock_copy_rows_expected", "About how many rows it has.", labels=labels)
+        for node in nodes:
+            for copy in node.copies:
+                rows.add_metric([pipeline, node.node, copy.ns], copy.rows)
+                if copy.of is not None:
+                    total.add_metric([pipeline, node.node, copy.ns], copy.of)
+        yield from (rows, total)

@@ -1,12 +1,8 @@
 """One sink under supervision: its query started, watched, restarted, paused, stopped between batches (DESIGN 3-6).
 
 Every start of a query uses a new checkpoint directory whose first offset comes from the offset log, so that
-nothing Spark remembers of an earlier start matters. What the end of a query means (`Troubles`):
-
-    a message or a batch was refused   the sink's policy: try again, bury it, or stop and wait for an operator
-    the target does not answer         tried again without end, later each time; `status` shows it
-    settings or data are wrong         stop: only a person can help
-    anything else                      tried again, later each time, up to `RESTARTS` times without moving
+nothing Spark remembers of an earlier start matters. What the end of a query means is told in `troubles.py`, how far
+the sink is behind in `lag.py`.
 """
 
 from __future__ import annotations
@@ -17,25 +13,29 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 from py4j.protocol import Py4JError
 
-from penstock.base.errors import AwayError, CorruptError, PenstockError, RefusedError, UsageError
+from penstock.adaptors.base import Schemas
+from penstock.base.errors import AwayError, PenstockError
 from penstock.base.secrets import mask
 from penstock.functions.chain import StepCount
 from penstock.log.commitlog import LogReader
 from penstock.log.message import ByteOffset, MessageOffset
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.positions import LogPoint
+from penstock.log.schema import KnownSchemas
 from penstock.pipeline.compiled import compiled
 from penstock.pipeline.definition import SinkNode
 from penstock.pipeline.errortext import first_line, told
-from penstock.pipeline.policy import MaxLag, OnError, Policy, WhenBehind
+from penstock.pipeline.lag import Lag
+from penstock.pipeline.policy import MaxLag
 from penstock.pipeline.progress import NodeProgress, SinkSummary
+from penstock.pipeline.troubles import Troubles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,60 +43,14 @@ if TYPE_CHECKING:
 
     from penstock.spark.batch import BatchReport, Bury
     from penstock.spark.reach import Reach
+    from penstock.spark.sealed import Safe
 
 log = logging.getLogger(__name__)
 
-RESTARTS = 5
-_DELAYS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-_LONGEST = 60.0
+_PATIENCE = 60.0
 _RATE_WINDOW = 5.0
-_AGE_EVERY = 2.0
 _CATCH_UP = 5000
 """Messages of the companion in one batch."""
-
-
-@dataclass
-class Troubles:
-    """What has gone wrong since the sink last moved, and what follows from it. Pure."""
-
-    policy: Policy
-    failures: int = 0
-    refusals: int = 0
-    buries: bool = False
-    """Whether the next refused message becomes a dead letter."""
-
-    def __post_init__(self) -> None:
-        self.moved()
-
-    def moved(self) -> None:
-        """The sink has acknowledged something: count anew."""
-        self.failures = self.refusals = 0
-        self.buries = self.policy.then is OnError.DEAD_LETTER and not self.policy.retries
-
-    def after(self, reason: PenstockError) -> tuple[str, float] | None:
-        """The state to wait in, and for how long; None if the sink must stop."""
-        if isinstance(reason, RefusedError):
-            return self._after_refusal()
-        if isinstance(reason, AwayError):
-            self.failures += 1
-            return "away", self._delay()
-        if isinstance(reason, (UsageError, CorruptError)):
-            return None
-        self.failures += 1
-        return None if self.failures > RESTARTS else ("restarting", self._delay())
-
-    def _after_refusal(self) -> tuple[str, float] | None:
-        if self.refusals < self.policy.retries:
-            self.refusals += 1
-            return "retrying", min(self.policy.backoff * 2 ** (self.refusals - 1), _LONGEST)
-        if self.policy.then is not OnError.DEAD_LETTER or self.failures > RESTARTS:
-            return None
-        self.failures += 1
-        self.buries = True
-        return "retrying", 0.0
-
-    def _delay(self) -> float:
-        return _DELAYS[min(self.failures, len(_DELAYS)) - 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +63,9 @@ class Surroundings:
     scratch: Path
     options: dict[str, str]
     reach: Reach
+    schemas: Schemas = field(default_factory=lambda: KnownSchemas({}))
+    safe: Safe | None = None
+    """Where tasks find the settings of their sink; in the scratch directory if not given."""
 
 
 class SupervisedSink:
@@ -122,6 +79,7 @@ class SupervisedSink:
         around: Surroundings,
     ) -> None:
         from penstock.spark.batch import BatchRunner
+        from penstock.spark.sealed import Safe
 
         self.node = node
         self.state = "starting"
@@ -138,10 +96,12 @@ class SupervisedSink:
         self._recent: deque[tuple[float, int]] = deque()
         self._last: BatchReport | None = None
         self._lag = Lag(node.name, node.max_lag, around.reader)
+        sink = node.adaptor.sink()
+        sink.use(around.schemas, f"{around.pipeline}.{node.name}")
         self._batches = BatchRunner(
             pipeline=around.pipeline,
             sink_name=node.name,
-            sink=node.adaptor.sink(),
+            sink=sink,
             accept=node.ns,
             steps=[compiled(step) for step in node.steps],
             claim=claim,
@@ -150,6 +110,7 @@ class SupervisedSink:
             scratch=around.scratch / "staging" / node.name,
             bury=bury,
             done=self._batch_done,
+            safe=around.safe or Safe(around.scratch / "sealed"),
         )
         self._first = self.commit
         self._moved_to = self.commit.watermark
@@ -336,7 +297,7 @@ class SupervisedSink:
 
     def _detach(self) -> None:
         """Too far behind: let the log go, and tell that the target lacks messages from here on."""
-        self._end_query(_LONGEST)
+        self._end_query(_PATIENCE)
         self._batches.mark(lambda commit: msgspec.structs.replace(commit, detached=True))
         self._batches.close()
         self.state = "detached"
@@ -384,51 +345,6 @@ class SupervisedSink:
         while self._recent and now - self._recent[0][0] > _RATE_WINDOW:
             self._recent.popleft()
         return sum(count for _, count in self._recent) / _RATE_WINDOW
-
-
-class Lag:
-    """How far a sink is behind, against its `max_lag`; warns at half and at four fifths of it (DESIGN 9)."""
-
-    def __init__(self, sink: str, limit: MaxLag | None, reader: LogReader) -> None:
-        self._sink = sink
-        self._limit = limit or MaxLag()
-        self._reader = reader
-        self._looked = 0.0
-        self._told = 0.0
-        self.seconds = 0.0
-        self.share = 0.0
-        """Of the limit; 1 and more is beyond it."""
-
-    @property
-    def detaches(self) -> bool:
-        return self.share >= 1 and self._limit.then is WhenBehind.DETACH
-
-    def look(self, at: LogPoint, end: LogPoint) -> None:
-        """Measure, now and then: the age of the oldest message that is missing costs a look into the log."""
-        now = time.monotonic()
-        if now - self._looked < _AGE_EVERY:
-            return
-        self._looked = now
-        behind = end.offset > at.offset
-        self.seconds = self._age(at, end) if behind else 0.0
-        used = end.byte - at.byte if behind else 0
-        shares = [
-            used / self._limit.bytes if self._limit.bytes else 0.0,
-            self.seconds / self._limit.seconds if self._limit.seconds else 0.0,
-        ]
-        self.share = max(shares)
-        for mark in (0.8, 0.5):
-            if self.share >= mark > self._told:
-                self._told = mark
-                log.warning("sink %s: at %.0f %% of its max_lag", self._sink, 100 * self.share)
-        if self.share < 0.5:
-            self._told = 0.0
-
-    def _age(self, at: LogPoint, end: LogPoint) -> float:
-        for _, record in self._reader.records(at.byte, end.byte):
-            if not record.control and record.offset >= at.offset:
-                return max(time.time() - record.ts / 1e6, 0.0)
-        return 0.0
 
 
 def _set_apart(

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import shutil
 import threading
 import time
@@ -35,11 +36,13 @@ import msgspec
 from penstock.adaptors.base import Order, Publisher, Refusal, Sink, SinkPosition, Staged
 from penstock.base import faults
 from penstock.base.errors import CorruptError, PenstockError, RefusedError, UsageError
+from penstock.base.secrets import mask
 from penstock.functions.chain import Step, StepCount
 from penstock.log.message import ByteOffset, MessageOffset
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.positions import LogPoint
 from penstock.spark.reach import Reach
+from penstock.spark.sealed import Safe
 from penstock.spark.single import Delivered, advanced, refuse_older_target
 from penstock.spark.tasks import SingleTask, StageTask, Task
 from penstock.spark.transform import (
@@ -57,6 +60,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from penstock.functions.chain import NamespaceMatcher
+
+log = logging.getLogger(__name__)
 
 Bury = Callable[[int, Sequence[Refusal]], None]
 """Keeps refused messages among the dead letters of a generation of the sink; durable on return."""
@@ -97,11 +102,14 @@ class BatchRunner:
         scratch: Path,
         bury: Bury,
         done: Callable[[BatchReport], None],
+        safe: Safe,
     ) -> None:
         """`claim` takes the sink's offset log: at the start, and again whenever a task has had it."""
         self._pipeline = pipeline
         self._name = sink_name
         self._sink = sink
+        self._safe = safe
+        safe.put(sink_name, sink)
         self._passes = segments(steps, accept)
         self._claim = claim
         self._reach = reach
@@ -191,9 +199,13 @@ class BatchRunner:
                 self._busy.release()
 
     def close(self) -> None:
-        if self._publisher is not None:
-            self._publisher.close()
-            self._publisher = None
+        """Let the target go. A connection that is broken may fail once more at that, which is nobody's end."""
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            try:
+                publisher.close()
+            except Exception as error:  # noqa: BLE001 - an adaptor of any author
+                log.warning("sink %s: its target was not let go: %s", self._name, mask(str(error)))
         shutil.rmtree(self._staging, ignore_errors=True)
 
     def mark(self, change: Callable[[Commit], Commit]) -> None:
@@ -301,7 +313,7 @@ class BatchRunner:
         leave_out = work.leave_out(self._acked()) if len(self._passes) == 1 else ()
         task = StageTask(
             self._passes[-1],
-            self._sink.stager(),
+            self._safe.sealed(self._name),
             directory,
             self._in_target,
             self._name,
@@ -434,8 +446,9 @@ class BatchRunner:
                 end = refused.offset
                 work = work.where(f"offset < {end}")
         rows = self._earlier(work, ()).frame.repartition(1).sortWithinPartitions("offset")
+        sealed = self._safe.sealed(self._name)
         task = SingleTask(
-            self._passes[-1], self._pipeline, self._name, self._sink, self._reach, self._log_id, self._scratch, end
+            self._passes[-1], self._pipeline, self._name, sealed, self._reach, self._log_id, self._scratch, end
         )  # fmt: skip
         assert self._publisher is not None
         self._publisher.close()

@@ -1,9 +1,9 @@
 """Log bytes to Arrow columns, a buffer at a time.
 
-The schema of a message in Spark is `offset, ts, mode, op, ns, key, data`. Only the walk from record to record
-is a loop over rows; every field is then gathered for all records at once. Numbers come through numpy views of the
-buffer that begin at every byte, of which the wanted ones are taken. Texts are Arrow *views* into the buffer (16 bytes
-each: length, then the text itself up to 12 bytes, or its prefix and place), which Arrow copies into an ordinary
+The schema of a message in Spark is `offset, ts, mode, op, ns, key, old_key, data`. Only the walk from record to
+record is a loop over rows; every field is then gathered for all records at once. Numbers come through numpy views of
+the buffer that begin at every byte, of which the wanted ones are taken. Texts are Arrow *views* into the buffer (16
+bytes each: length, then the text itself up to 12 bytes, or its prefix and place), which Arrow copies into an ordinary
 column in one go. So nothing that is returned refers to the buffer, and a caller may fill it anew.
 """
 
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -31,6 +32,7 @@ from penstock.log.record import (
     CorruptRecordError,
     Record,
 )
+from penstock.log.units import Mark, mark_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,10 +48,13 @@ SCHEMA = pa.schema(
         ("op", pa.string()),
         ("ns", pa.string()),
         ("key", pa.string()),
+        ("old_key", pa.string()),
         ("data", pa.string()),
     ]
 )
-SPARK_SCHEMA = "offset BIGINT, ts TIMESTAMP, mode STRING, op STRING, ns STRING, key STRING, data STRING"
+SPARK_SCHEMA = (
+    "offset BIGINT, ts TIMESTAMP, mode STRING, op STRING, ns STRING, key STRING, old_key STRING, data STRING"
+)
 COLUMNS = tuple(SCHEMA.names)
 
 _INLINE = 12
@@ -98,24 +103,45 @@ def record_starts(buffer: Buffer, where: str, base: int = 0) -> tuple[Positions,
     return begins, position
 
 
-def record_ends(buffer: Buffer, where: str, base: int, upcoming: int) -> tuple[Positions, Positions]:
-    """Of each whole record: the byte behind it, and the offset of the next message from there on.
+class RecordEnds(NamedTuple):
+    """The whole records of a buffer, as far as one needs them to say where a batch may end."""
 
-    `base` is the buffer's place in the journal, `upcoming` the next message's offset there.
-    """
+    ends: Positions
+    """The byte behind each of them."""
+    following: Positions
+    """The offset of the next message from there on."""
+    marks: list[tuple[int, Mark]]
+    """Those that begin a unit, by their index."""
+
+
+def record_ends(buffer: Buffer, where: str, base: int, upcoming: int) -> RecordEnds:
+    """Where the whole records end. `base` is the buffer's place, `upcoming` the next message's offset there."""
     starts, consumed = record_starts(buffer, where, base)
     if not len(starts):
-        return starts, starts
+        return RecordEnds(starts, starts, [])
     prefixes = Texts(buffer).items(starts, _PREFIX)
-    following = np.where(prefixes["attributes"] & CONTROL, 0, prefixes["offset"].astype(np.int64) + 1)
+    control = (prefixes["attributes"] & CONTROL) != 0
+    following = np.where(control, 0, prefixes["offset"].astype(np.int64) + 1)
     ends = np.append(starts[1:], consumed) + base
-    return ends, np.maximum(np.maximum.accumulate(following), upcoming)
+    suspects = np.flatnonzero(control & (prefixes["key"] == 0)).tolist()
+    found = [(i, mark_at(buffer, int(starts[i]), where, base)) for i in suspects]
+    marks = [(i, mark) for i, mark in found if mark is not None]
+    return RecordEnds(ends, np.maximum(np.maximum.accumulate(following), upcoming), marks)
 
 
 def of_records(records: Iterable[Record]) -> pa.RecordBatch:
     """Messages that are at hand as records, as the same columns."""
     batch, _ = decode(b"".join(map(rec.encode, records)), "records")
     return batch
+
+
+class _Rest(msgspec.Struct, frozen=True):
+    """What a row needs of the rest of its record's header."""
+
+    old: str | None = None
+
+
+_decode_rest = msgspec.json.Decoder(_Rest).decode
 
 
 class _Fields:
@@ -146,7 +172,7 @@ class _Fields:
         ops = attributes >> OP_SHIFT & OP_MASK
         modes = attributes & MODE_MASK
         self._refuse(starts, (ops >= len(OP_WORDS)) | (modes >= len(MODE_WORDS)), "an unknown op or mode")
-        key, text_at, text_length = self._headers(data_at + 4, data_length)
+        key, old_key, text_at, text_length = self._headers(data_at + 4, data_length)
         return pa.RecordBatch.from_arrays(
             [
                 numbers(prefixes["offset"].astype(np.int64)),
@@ -155,6 +181,7 @@ class _Fields:
                 _OPS.take(numbers(ops, pa.uint8())),
                 self._namespaces(starts + 25, ns_length),
                 key,
+                old_key,
                 self._column(text_at, text_length),
             ],
             schema=SCHEMA,
@@ -168,11 +195,12 @@ class _Fields:
                 return self._column(at[:1], length[:1]).take(numbers(np.zeros(len(at), np.uint8), pa.uint8()))
         return self._column(at, length)
 
-    def _headers(self, at: Positions, length: Positions) -> tuple[pa.Array, Positions, Positions]:
-        """The row keys, and where the text proper begins: behind the header, if there is one."""
+    def _headers(self, at: Positions, length: Positions) -> tuple[pa.Array, pa.Array, Positions, Positions]:
+        """The row keys, old ones too, and where the text proper begins: behind the header, if there is one."""
         has = np.flatnonzero(self.attributes & WITH_HEADER)
         if not len(has):
-            return pa.nulls(len(at), pa.string()), at, length
+            none = pa.nulls(len(at), pa.string())
+            return none, none, at, length
         self._refuse(self.starts[has], length[has] < 8, "a damaged header")
         header = 4 + self._texts.u32(at[has])
         key_length = self._texts.u32(at[has] + 4).astype(np.int32).astype(np.int64)
@@ -185,7 +213,26 @@ class _Fields:
         key_size = np.full(len(at), -1, dtype=np.int64)
         key_at[has] = at[has] + 8
         key_size[has] = key_length
-        return self._column(key_at, key_size), text_at, text_length
+        rest_at = at[has] + rec.HEADER.size + np.maximum(key_length, 0)
+        old_keys = self._old_keys(has, rest_at, at[has] + header)
+        return self._column(key_at, key_size), old_keys, text_at, text_length
+
+    def _old_keys(self, has: Positions, begin: Positions, end: Positions) -> pa.Array:
+        """The old keys in the rests of headers. Few have one: the last of a batch, and rows whose key has changed."""
+        old: list[str | None] = [None] * len(self.starts)
+        found = False
+        for i in np.flatnonzero(end > begin).tolist():
+            row = int(has[i])
+            try:
+                rest = _decode_rest(self._texts.slice(int(begin[i]), int(end[i])))
+            except msgspec.DecodeError as error:
+                position = self._base + int(self.starts[row])
+                raise CorruptRecordError(
+                    f"a damaged header ({error})", where=self._where, position=position
+                ) from None
+            old[row] = rest.old
+            found = found or rest.old is not None
+        return pa.array(old, pa.string()) if found else pa.nulls(len(old), pa.string())
 
     def _column(self, at: Positions, length: Positions) -> pa.Array:
         try:
@@ -213,6 +260,9 @@ class Texts:
         shape = (max(len(self._bytes) - kind.itemsize + 1, 0),)
         raw = np.ndarray(shape, f"V{kind.itemsize}", self._bytes, strides=(1,))
         return raw[at].view(kind)
+
+    def slice(self, begin: int, end: int) -> memoryview:
+        return memoryview(self._buffer)[begin:end]
 
     def u32(self, at: Positions) -> Positions:
         shape = (max(len(self._bytes) - 3, 0),)

@@ -2,7 +2,8 @@
 
 A place in a commit log is a message and a byte together (`LogPoint`), so that planning needs no index, though it uses
 one where it is. A place in any other journal is a byte; with lines, one at which a line begins. A batch is a range
-between two places, so reading it again gives the same rows. Ranges of one batch follow each other, in order.
+between two places, so reading it again gives the same rows. Ranges of one batch follow each other, in order. A batch of
+a commit log ends where no transaction of the source is cut (`endsearch.py`), unless its reader has begun within one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import itertools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import closing
 
 from pyspark.sql.datasource import InputPartition
 
@@ -21,9 +22,10 @@ from penstock.journal.client import Client
 from penstock.journal.datadir import DataDir
 from penstock.log.journals import extent, steadily
 from penstock.log.message import ByteOffset, MessageOffset
-from penstock.log.positions import LogCache, LogPoint
+from penstock.log.positions import ORIGIN, LogCache, LogPoint
 from penstock.log.reader import LogReader
 from penstock.log.record import MAX_SIZE
+from penstock.spark.endsearch import EndSearch, Limits
 from penstock.spark.options import Content, DataLossError, Edge, SourceOptions
 from penstock.spark.ranges import CompactedRange, JournalRange, LocalFile, RangeReader, Window, locate
 
@@ -36,14 +38,6 @@ _SEARCH = 64 << 10
 """How much is read at first when a newline is looked for."""
 
 Place = dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much one micro-batch may hold; None: any number."""
-
-    max_bytes: int | None
-    max_rows: int | None
 
 
 class Planner(ABC):
@@ -115,12 +109,16 @@ class RecordPlanner(Planner):
     def __init__(self, options: SourceOptions, *, stream: bool) -> None:
         super().__init__(options, stream=stream)
         self._planned: list[LogPoint] = []
+        self._search = EndSearch(ORIGIN, Limits(None, None))
 
     @functools.cached_property
     def log(self) -> LogReader:
         directory = self.options.data_dir
         cache = LogCache(DataDir(directory).index, self.options.journal) if directory is not None else None
         return LogReader(self.client, self.options.journal, cache)
+
+    def wait(self, beyond: int) -> int:
+        return super().wait(self._search.byte if self._search.begin.byte == beyond else beyond)
 
     def start(self) -> Place:
         return self._start()._asdict()
@@ -204,30 +202,19 @@ class RecordPlanner(Planner):
         return self._walk(begin, head, limits)
 
     def _walk(self, begin: LogPoint, head: int, limits: Limits) -> list[LogPoint]:
-        """Places found by going from record to record, up to the limits; one record is always within them."""
-        from penstock.spark import columns
+        """Places found by going from record to record, as far as the limits go.
 
-        points = [begin]
-        journal = self.options.journal
-        reader = RangeReader(self.options.access, journal, self._range(begin.byte, head))
-        window = Window(reader, MAX_SIZE + (1 << 20))
-        while window.fill():
-            ends, following = columns.record_ends(window.view, journal, window.base, points[-1].offset)
-            fitting = len(ends)
-            if limits.max_bytes is not None:
-                fitting = min(fitting, int((ends <= begin.byte + limits.max_bytes).sum()))
-            if limits.max_rows is not None:
-                fitting = min(fitting, int((following <= begin.offset + limits.max_rows).sum()))
-            taken = fitting or (1 if len(points) == 1 and len(ends) else 0)
-            if taken:
-                last = LogPoint(MessageOffset(int(following[taken - 1])), ByteOffset(int(ends[taken - 1])))
-                points.append(last)
-            if fitting < len(ends):
-                break
-            if len(ends):
-                window.consume(int(ends[-1]) - window.base)
-        reader.close()
-        return points
+        A unit that has no end yet may be long, and grows: it is looked through once, whoever asks how often.
+        """
+        if not self._search.goes_on(begin, limits):
+            self._search = EndSearch(begin, limits)
+        search = self._search
+        if search.byte >= head:
+            return search.points()
+        reader = RangeReader(self.options.access, self.options.journal, self._range(search.byte, head))
+        with closing(reader):
+            search.go_on(Window(reader, MAX_SIZE + (1 << 20)), self.options.journal)
+        return search.points()
 
 
 def _within(points: list[LogPoint], limits: Limits) -> list[LogPoint]:

@@ -2,6 +2,9 @@
 
 Tasks read stored fragments and the committed part of spools from their files, where these lie on the same machine; if
 a file has gone (a spool moves into the store), they ask again, and what is in no local file comes through the broker.
+A range was committed when it was planned: a broker that has less of the journal than that is waited for, since it may
+be a replica that is behind, but not for ever, since the journal may have been set back.
+
 Bytes pass through a `Window`, one buffer that is filled again and again, so that a range of any size costs the same
 memory.
 """
@@ -21,6 +24,9 @@ from penstock.spark.access import Access
 from penstock.spark.options import DataLossError
 
 log = logging.getLogger(__name__)
+
+PATIENCE = 60.0
+"""Seconds for which a broker may have less of a journal than was planned."""
 
 WINDOW = 2 << 20
 """Small enough that what was read is still in the processor's cache when it is decoded."""
@@ -85,8 +91,10 @@ class RangeReader:
         self._skip_lost = skip_lost
         self._file: FileIO | None = None
         self._file_end = 0
+        self._damaged = False
         self._broker: Iterator[tuple[int, bytes]] | None = None
         self._rest = memoryview(b"")
+        self._lacking_since: float | None = None
 
     def readinto(self, target: memoryview) -> int:
         """Fill some of `target`; 0 at the end. Bytes that are gone are an error, or jumped if so asked.
@@ -119,6 +127,8 @@ class RangeReader:
 
     def _open(self) -> bool:
         """Open the file that has the next byte, if there is one; look it up anew once."""
+        if self._damaged:
+            return False
         for files in (self._files, None):
             if files is None:
                 self._files = files = locate(self._access, self.journal, self.position, self._end)
@@ -141,7 +151,9 @@ class RangeReader:
             self._file.close()
             self._file = None
         if not size:
-            self._files = ()  # shorter than it was told to be
+            self._damaged = (
+                True  # shorter than it was told to be: the broker knows more, or says what is wrong
+            )
         return size
 
     def _from_broker(self, target: memoryview) -> int:
@@ -162,7 +174,7 @@ class RangeReader:
             offset, chunk = next(self._broker)
         except StopIteration:
             self._broker = None
-            time.sleep(0.05)  # a replica that is behind: the range was committed when it was planned
+            self._wait_for_more()
             return
         except HoleError as error:
             raise DataLossError(self.journal, error.offset, self._end) from None
@@ -172,6 +184,20 @@ class RangeReader:
             log.warning("journal %s: bytes %d to %d are gone", self.journal, self.position, offset)
             self.position = offset
         self._rest = memoryview(chunk)
+        self._lacking_since = None
+
+    def _wait_for_more(self) -> None:
+        """The broker's journal ends before the range does."""
+        now = time.monotonic()
+        if self._lacking_since is None:
+            self._lacking_since = now
+        elif now - self._lacking_since > PATIENCE:
+            raise PenstockError(
+                f"journal {self.journal} ends at byte {self.position}; when this range was planned, "
+                f"it had the bytes up to {self._end}",
+                hint="its head was set back, or its brokers are far behind each other; start the query anew",
+            )
+        time.sleep(0.05)
 
 
 class Window:

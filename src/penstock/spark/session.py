@@ -36,6 +36,7 @@ from pyspark.sql import SparkSession
 
 from penstock.base.errors import PenstockError, UsageError
 from penstock.spark.archive import Archive, archive_for
+from penstock.spark.home import make_home
 from penstock.spark.java import Java, cache_dir, find_java
 from penstock.spark.jvm import Jvm, JvmFailedError, environment, joined, launch
 
@@ -92,6 +93,7 @@ class _Places:
     local: Path
     warehouse: Path
     temporary: Path
+    home: Path
     sockets: Path
     log: Path
     log_settings: Path
@@ -278,6 +280,7 @@ def _prepare(scratch: Path) -> _Places:
         local=scratch / "local",
         warehouse=scratch / "warehouse",
         temporary=scratch / "tmp",
+        home=scratch / "home",
         sockets=_socket_dir(scratch),
         log=scratch / "spark.log",
         log_settings=scratch / "log4j2.properties",
@@ -286,7 +289,7 @@ def _prepare(scratch: Path) -> _Places:
     )
     _refuse_strange(places)
     _discard(places)
-    for directory in (places.local, places.warehouse, places.temporary, places.sockets):
+    for directory in (places.local, places.warehouse, places.temporary, places.home, places.sockets):
         directory.mkdir(mode=0o700, exist_ok=True)
     places.log_settings.write_text(_LOG_SETTINGS)
     return places
@@ -294,7 +297,7 @@ def _prepare(scratch: Path) -> _Places:
 
 def _refuse_strange(places: _Places) -> None:
     """Where no session was before, there is nothing of ours to remove."""
-    for directory in (places.local, places.warehouse, places.temporary):
+    for directory in (places.local, places.warehouse, places.temporary, places.home):
         if not places.log_settings.exists() and directory.is_dir() and any(directory.iterdir()):
             raise UsageError(
                 f"{directory} would be emptied for Spark, but no session has made it",
@@ -318,7 +321,7 @@ def _socket_dir(scratch: Path) -> Path:
 
 
 def _discard(places: _Places) -> None:
-    for directory in (places.local, places.warehouse, places.temporary, places.sockets):
+    for directory in (places.local, places.warehouse, places.temporary, places.home, places.sockets):
         shutil.rmtree(directory, ignore_errors=True)
     places.class_list.unlink(missing_ok=True)
 
@@ -346,7 +349,8 @@ def _variables(local: bool, java: Java, places: _Places) -> dict[str, str]:
     variables = {"JAVA_HOME": str(java.home), "PYSPARK_DRIVER_PYTHON": sys.executable}
     if local:
         # The Spark of the wheel, whatever other one is installed; and no look-up of this machine's name.
-        variables |= {"SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1"}
+        home = make_home(places.home, SPARK_HOME)
+        variables |= {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
         variables |= {"PYSPARK_PYTHON": sys.executable}
     else:
         # As a setting the directory would reach the executors, whose machines may have no such place.

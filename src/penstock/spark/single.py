@@ -274,13 +274,18 @@ def batch_of(records: Sequence[Record]) -> pa.RecordBatch:
             pa.array([record.mode.word for record in records], pa.string()),
             pa.array([record.op.word for record in records], pa.string()),
             pa.array([record.ns for record in records], pa.string()),
-            pa.array(
-                [record.key.decode() if record.key is not None else None for record in records], pa.string()
-            ),
+            _texts([record.key for record in records]),
+            _texts([record.old_key for record in records]),
             pa.array([record.data.decode() for record in records], pa.string()),
         ],
         schema=SCHEMA,
     )
+
+
+def _texts(values: Sequence[bytes | None]) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.array([value.decode() if value is not None else None for value in values], pa.string())
 
 
 def _by_message(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from penstock.spark.planning import Limits, Place, Planner
+    from penstock.spark.endsearch import Limits
+    from penstock.spark.planning import Place, Planner
 
 
 class PenstockSource(DataSource):
@@ -133,7 +134,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The connection is the process's, and other queries may use it."""
 
     def _limits(self, limit: ReadLimit) -> Limits:
-        from penstock.spark.planning import Limits
+        from penstock.spark.endsearch import Limits
 
         if isinstance(limit, ReadAllAvailable):
             return Limits(None, None)

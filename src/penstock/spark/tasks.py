@@ -1,8 +1,9 @@
 """What the tasks of a batch do in Spark's workers, and what they tell (`batch.py` says when).
 
 A `StageTask` is the last pass over a partition: the functions behind the last DataFrame function, then the sink's
-stager. A `SingleTask` delivers a whole range by itself, one message at a time. Both are pickled: they hold settings
-and nothing live. A refused message is a result, not an exception, since Spark would retry a raised one four times.
+stager. A `SingleTask` delivers a whole range by itself, one message at a time. Both are pickled, and find the settings
+of their sink where the runner has put them (`sealed.py`). A refused message is a result, not an exception, since Spark
+would retry a raised one four times.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.adaptors.base import Refusal, Sink, Stage, Staged, Stager
+from penstock.adaptors.base import Refusal, Stage, Staged
 from penstock.base import faults
 from penstock.functions.chain import StepCount
 from penstock.log.offsets import OffsetLog
 from penstock.spark.reach import Reach
-from penstock.spark.single import NO_DATA, SingleDelivery
+from penstock.spark.sealed import Sealed, discreet
+from penstock.spark.single import NO_DATA, Delivered, SingleDelivery
 from penstock.spark.transform import Segment, highest_offsets, summed, without
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class StageTask:
     def __init__(
         self,
         segment: Segment,
-        stager: Stager,
+        sealed: Sealed,
         directory: Path,
         skip_below: int,
         sink: str,
@@ -54,7 +56,7 @@ class StageTask:
         leave_out: Sequence[int],
     ) -> None:
         self._segment = segment
-        self._stager = stager
+        self._sealed = sealed
         self._directory = directory
         self._skip_below = skip_below
         self._sink = sink
@@ -69,9 +71,9 @@ class StageTask:
         assert context is not None
         name = f"{context.partitionId():05d}-{context.attemptNumber()}-{uuid.uuid4().hex[:8]}"
         tally = _Tally(self._limit)
-        with faults.step("stage"):
+        with discreet(), faults.step("stage"):
             stage = Stage(self._directory, name, self._skip_below)
-            staged = self._stager.stage(stage, self._rows(batches, tally))
+            staged = self._sealed.open().stager().stage(stage, self._rows(batches, tally))
         by_the_sink = [dataclasses.replace(refusal, node=self._sink) for refusal in staged.refused]
         refused = sorted([*by_the_sink, *tally.refused], key=lambda refusal: refusal.offset)
         report = dataclasses.replace(
@@ -131,7 +133,7 @@ class SingleTask:
         segment: Segment,
         pipeline: str,
         sink_name: str,
-        sink: Sink,
+        sealed: Sealed,
         reach: Reach,
         log_id: str,
         scratch: Path,
@@ -140,7 +142,7 @@ class SingleTask:
         self._segment = segment
         self._pipeline = pipeline
         self._sink_name = sink_name
-        self._sink = sink
+        self._sealed = sealed
         self._reach = reach
         self._log_id = log_id
         self._scratch = scratch
@@ -149,10 +151,15 @@ class SingleTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
+        with discreet():
+            delivered = self._delivered(batches)
+        yield pa.RecordBatch.from_pydict({"report": [msgspec.json.encode(delivered).decode()]})
+
+    def _delivered(self, batches: Iterator[pa.RecordBatch]) -> Delivered:
         offsets = OffsetLog(self._reach.client(), self._pipeline, self._sink_name, _now())
         delivery = SingleDelivery(
             sink_name=self._sink_name,
-            sink=self._sink,
+            sink=self._sealed.open(),
             accept=self._segment.accept,
             steps=self._segment.chain.steps,
             offsets=offsets,
@@ -160,8 +167,7 @@ class SingleTask:
             scratch=self._scratch,
         )
         with delivery:
-            delivered = delivery.deliver(batches, self._end)
-        yield pa.RecordBatch.from_pydict({"report": [msgspec.json.encode(delivered).decode()]})
+            return delivery.deliver(batches, self._end)
 
 
 def _now() -> int:

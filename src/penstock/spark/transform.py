@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 REQUIRED = ("offset", "ts", "mode", "op", "ns", "data")
 PASSED_SCHEMA = (
-    "offset BIGINT, ts TIMESTAMP, mode STRING, op STRING, ns STRING, key STRING, data STRING, origin STRING"
+    "offset BIGINT, ts TIMESTAMP, mode STRING, op STRING, ns STRING, key STRING, old_key STRING, data STRING, "
+    "origin STRING"
 )
 _TEXT = "_penstock_text"
 _MEANT = "_penstock_meant"
@@ -319,10 +320,13 @@ def _back_to_text(shown: DataFrame, result: DataFrame) -> DataFrame:
         text = sf.col("data")
     else:
         text = sf.to_json("data")
-    key = sf.col("key") if "key" in result.columns else sf.lit(None).cast("string")
+    keys = [
+        (sf.col(name) if name in result.columns else sf.lit(None).cast("string")).alias(name)
+        for name in ("key", "old_key")
+    ]
     origin = sf.col("origin") if "origin" in result.columns else sf.col("ns")
     return result.select(
-        "offset", "ts", "mode", "op", "ns", key.alias("key"), text.alias("data"), origin.alias("origin")
+        "offset", "ts", "mode", "op", "ns", *keys, text.alias("data"), origin.alias("origin")
     )
 
 

@@ -1,0 +1,204 @@
+"""The text of messages to Arrow columns, the reverse of `rowtext`.
+
+    kind                                       column, if nobody asks for another
+    bool, int, float, string, binary           bool, int64, double, large_string, large_binary
+    decimal                                    decimal(p, s) if the native type says so, as `numeric(10,2)` does;
+                                               else large_string: its digits
+    date, time, timestamp, local timestamp     date32, time64[us], timestamp[us, UTC], timestamp[us]
+    uuid, object id                            large_string
+    list                                       a list, if it is known of what; else as `any`
+    map, any, regex, mongo timestamp           large_string: their JSON text
+
+A field that a row does not have is null. A row that does not fit is *refused*, with the reason: a value of another kind
+than the schema says, a number that the column cannot hold exactly, a field that the schema does not know (unless such
+are to be ignored). Nothing is rounded or cut.
+
+Rows are read a batch at a time; only if one of them does not fit, halves of the batch are tried until it stands alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
+
+from penstock.adaptors.columns import textarrays as ta
+from penstock.adaptors.columns.columnreaders import FIT_ERRORS, Reader, reader_of
+from penstock.log import values
+from penstock.log.schema import Field, Kind, Schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Unknown = Literal["refuse", "ignore"]
+
+_DIGITS = re.compile(r"\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
+
+
+class Columns(NamedTuple):
+    """A row for each text, in order; refused ones are null in every column. `refused` says why, by index."""
+
+    batch: pa.RecordBatch
+    refused: Mapping[int, str]
+
+
+def arrow_of(schema: Schema) -> pa.Schema:
+    """The columns that a schema asks for."""
+    import pyarrow as pa
+
+    return pa.schema([pa.field(field.name, _type_of(field)) for field in schema.fields])
+
+
+def columns_of(
+    texts: pa.Array, schema: Schema, arrow: pa.Schema | None = None, *, unknown: Unknown = "refuse"
+) -> Columns:
+    """The fields of each text as columns: those of `arrow_of(schema)`, or of `arrow`, which has the same names."""
+    rows = _Rows(schema, arrow_of(schema) if arrow is None else arrow, unknown)
+    return rows.read(ta.as_texts(texts))
+
+
+def _type_of(field: Field) -> pa.DataType:
+    import pyarrow as pa
+
+    if field.kind is Kind.DECIMAL:
+        return _decimal(field.native)
+    if field.kind is Kind.LIST and field.items not in (None, Kind.ANY, Kind.LIST, Kind.MAP, Kind.NULL):
+        return pa.list_(_plain_types()[field.items])
+    return _plain_types()[field.kind]
+
+
+def _decimal(native: str) -> pa.DataType:
+    import pyarrow as pa
+
+    found = _DIGITS.search(native)
+    if found is None:
+        return pa.uint64() if native == "uint64" else pa.large_string()
+    precision, scale = int(found[1]), int(found[2] or 0)
+    if not 0 < precision <= 76 or scale > precision:
+        return pa.large_string()
+    return pa.decimal128(precision, scale) if precision <= 38 else pa.decimal256(precision, scale)
+
+
+@lru_cache(maxsize=1)
+def _plain_types() -> Mapping[Kind | None, pa.DataType]:
+    import pyarrow as pa
+
+    text = pa.large_string()
+    return {
+        Kind.NULL: pa.null(), Kind.BOOL: pa.bool_(), Kind.INT: pa.int64(), Kind.FLOAT: pa.float64(),
+        Kind.DECIMAL: text, Kind.STRING: text, Kind.BINARY: pa.large_binary(), Kind.DATE: pa.date32(),
+        Kind.TIME: pa.time64("us"), Kind.TIMESTAMP: pa.timestamp("us", "UTC"),
+        Kind.LOCAL_TIMESTAMP: pa.timestamp("us"), Kind.UUID: text, Kind.OBJECT_ID: text,
+        Kind.MONGO_TIMESTAMP: text, Kind.REGEX: text, Kind.LIST: text, Kind.MAP: text, Kind.ANY: text,
+    }  # fmt: skip
+
+
+_read_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class _Rows:
+    """Reads rows of one schema into columns."""
+
+    def __init__(self, schema: Schema, arrow: pa.Schema, unknown: Unknown) -> None:
+        self._schema = schema
+        self._arrow = arrow
+        self._unknown = unknown
+        self._refused: dict[int, str] = {}
+        kinds = {field.name: field.kind for field in schema.fields}
+        self._readers = [reader_of(field.type, kinds[field.name]) for field in arrow]
+        self._decode_lines = self._decoder()
+
+    def read(self, texts: pa.Array) -> Columns:
+        import pyarrow as pa
+
+        self._refused = {}
+        pieces = self._range(texts, 0)
+        columns = [
+            pa.concat_arrays([piece[index] for piece in pieces]) if pieces else pa.array([], field.type)
+            for index, field in enumerate(self._arrow)
+        ]
+        if not columns:
+            return Columns(_without_columns(self._arrow, len(texts)), self._refused)
+        return Columns(pa.RecordBatch.from_arrays(columns, schema=self._arrow), self._refused)
+
+    def _decoder(self) -> Any:
+        """Reads many rows at once; None if the names of the fields do not allow it."""
+        members = [
+            (f"f{i}", reader.optional, msgspec.field(default=None, name=field.name))
+            for i, (field, reader) in enumerate(zip(self._arrow, self._readers, strict=True))
+        ]
+        strict = self._unknown == "refuse"
+        try:
+            row = msgspec.defstruct("Row", members, gc=False, forbid_unknown_fields=strict)
+        except ValueError:
+            return None
+        return msgspec.json.Decoder(row).decode_lines
+
+    def _range(self, texts: pa.Array, first: int) -> list[list[pa.Array]]:
+        """The columns of some rows, piece by piece; `first` is the index of the first of them."""
+        if not len(texts):
+            return []
+        if self._decode_lines is not None:
+            try:
+                return [self._together(texts)]
+            except FIT_ERRORS:
+                pass
+        if len(texts) == 1:
+            return [self._alone(texts[0].as_py(), first)]
+        half = len(texts) // 2
+        return self._range(texts[:half], first) + self._range(texts[half:], first + half)
+
+    def _together(self, texts: pa.Array) -> list[pa.Array]:
+        lines = ta.content_of(ta.joined([texts, b"\n"], len(texts)))
+        if texts.null_count:
+            raise ValueError("a row without data")
+        rows = self._decode_lines(lines.data)
+        if len(rows) != len(texts):
+            raise ValueError("not one object a row")
+        return [reader.gather(list(map(attrgetter(f"f{i}"), rows))) for i, reader in enumerate(self._readers)]
+
+    def _alone(self, text: bytes | None, index: int) -> list[pa.Array]:
+        """One row, by its values rather than its spelling; says what is wrong with it."""
+        import pyarrow as pa
+
+        try:
+            if text is None:
+                raise values.ValuesError("there is no data")
+            document = values.decode_document(text, self._schema)
+            given = _read_fields(values.encode_document(document))
+            if self._unknown == "refuse":
+                self._refuse_unknown(given)
+            return [
+                _one(reader, field, given.get(field.name), document.get(field.name))
+                for reader, field in zip(self._readers, self._arrow, strict=True)
+            ]
+        except values.ValuesError as error:
+            self._refused[index] = error.message
+            return [pa.nulls(1, field.type) for field in self._arrow]
+
+    def _refuse_unknown(self, given: Mapping[str, msgspec.Raw]) -> None:
+        for name in given:
+            if name not in self._arrow.names:
+                raise values.ValuesError(f"field '{name}' is not in the schema")
+
+
+def _one(reader: Reader, field: pa.Field, raw: msgspec.Raw | None, value: values.Value) -> pa.Array:
+    if raw is None or value is None:
+        return reader.gather([None])
+    try:
+        return reader.gather([msgspec.json.decode(raw, type=reader.optional)])
+    except FIT_ERRORS:
+        shown = repr(value)[:60]
+        raise values.ValuesError(
+            f"field '{field.name}': {shown} ({values.kind_of(value).value}) does not fit {field.type}"
+        ) from None
+
+
+def _without_columns(arrow: pa.Schema, rows: int) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))

@@ -1,0 +1,183 @@
+"""The driver: clients with Penstock's settings, and what their errors mean.
+
+librdkafka tries again by itself, for as long as it is let, and tells of trouble on the side; a `Trouble` listens there,
+so that a broker that is gone, or a password that is wrong, is said as such and soon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
+
+from penstock.adaptors.kafka import Kafka
+from penstock.adaptors.needs import need
+from penstock.base.errors import AwayError, PenstockError, UsageError
+from penstock.base.secrets import mask
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaError, Producer
+    from confluent_kafka.admin import AdminClient
+
+Client = TypeVar("Client")
+Key = TypeVar("Key")
+Answer = TypeVar("Answer")
+
+_AWAY = (
+    "_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_MSG_TIMED_OUT", "_RESOLVE", "_WAIT_COORD",
+    "_WAIT_CACHE", "_LEADER", "_RETRY", "_QUEUE_FULL", "REQUEST_TIMED_OUT", "LEADER_NOT_AVAILABLE",
+    "BROKER_NOT_AVAILABLE",
+    "NETWORK_EXCEPTION", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS", "NOT_COORDINATOR",
+    "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "NOT_LEADER_FOR_PARTITION", "KAFKA_STORAGE_ERROR",
+    "CONCURRENT_TRANSACTIONS", "NOT_CONTROLLER", "THROTTLING_QUOTA_EXCEEDED", "UNKNOWN_LEADER_EPOCH",
+    "FENCED_LEADER_EPOCH", "REPLICA_NOT_AVAILABLE", "PREFERRED_LEADER_NOT_AVAILABLE", "OFFSET_NOT_AVAILABLE",
+    "UNSTABLE_OFFSET_COMMIT", "DUPLICATE_RESOURCE", "_PURGE_QUEUE", "_PURGE_INFLIGHT",
+)  # fmt: skip
+"""What mends itself, or is mended at the brokers."""
+
+_RIGHTS = (
+    "_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE",
+    "TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED",
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "SECURITY_DISABLED", "POLICY_VIOLATION",
+)  # fmt: skip
+"""What a person has to change, at the brokers or in the settings."""
+
+QUIET: Mapping[str, object] = {
+    "log_level": 2, "log.connection.close": False, "reconnect.backoff.max.ms": 2000, "socket.keepalive.enable": True,
+}  # fmt: skip
+"""Connections come and go; what matters of it is told to `Trouble`."""
+
+
+def driver() -> ModuleType:
+    return need("confluent_kafka", "kafka")
+
+
+def administration() -> ModuleType:
+    return need("confluent_kafka.admin", "kafka")
+
+
+class Trouble:
+    """What a client said about its connections since it was last asked."""
+
+    def __init__(self) -> None:
+        self.denied: str | None = None
+        self.down = False
+
+    def __call__(self, error: KafkaError) -> None:
+        if error.name() in _RIGHTS:
+            self.denied = error.str()
+        elif error.name() == "_ALL_BROKERS_DOWN":
+            self.down = True
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The cluster of an adaptor's settings."""
+
+    settings: Kafka
+
+    def admin(self, trouble: Trouble) -> AdminClient:
+        kind: Callable[[dict[str, object]], AdminClient] = administration().AdminClient
+        return self._client(kind, trouble, {})
+
+    def consumer(self, trouble: Trouble, own: Mapping[str, object]) -> Consumer:
+        kind: Callable[[dict[str, object]], Consumer] = driver().Consumer
+        return self._client(kind, trouble, own)
+
+    def producer(self, trouble: Trouble, own: Mapping[str, object]) -> Producer:
+        kind: Callable[[dict[str, object]], Producer] = driver().Producer
+        return self._client(kind, trouble, own)
+
+    def _client(
+        self, kind: Callable[[dict[str, object]], Client], trouble: Trouble, own: Mapping[str, object]
+    ) -> Client:
+        settings = self.settings
+        timeout = str(int(settings.timeout * 1000))
+        ours = {**QUIET, "socket.timeout.ms": max(int(timeout), 1000), **settings.options, **own}
+        ours |= {"bootstrap.servers": settings.servers, "error_cb": trouble}
+        try:
+            return kind(ours)
+        except (driver().KafkaException, ValueError, TypeError) as error:
+            raise UsageError(
+                f"librdkafka does not take these settings: {mask(_text_of(error))}",
+                hint="see the setting 'options' of the adaptor 'kafka'",
+            ) from None
+
+    @contextmanager
+    def asking(self, what: str, trouble: Trouble) -> Iterator[None]:
+        """For requests: errors of the driver come out as `error_of` has them."""
+        try:
+            yield
+        except driver().KafkaException as error:
+            raise self.error_of(what, error.args[0], trouble) from None
+
+    def error_of(self, what: str, error: KafkaError, trouble: Trouble | None = None) -> PenstockError:
+        """The error to raise; `what` could not be done, such as "cannot read 'orders'"."""
+        at = self.settings.servers
+        text = f"{what} at {at}: {mask(error.str())} ({error.name()})"
+        if trouble is not None and trouble.denied is not None:
+            return UsageError(f"{what} at {at}: {mask(trouble.denied)}", hint="see the setting 'options'")
+        if error.name() in _RIGHTS:
+            return UsageError(
+                text, hint="give the user of this pipeline the right, or see the setting 'options'"
+            )
+        if error.name() in _AWAY or error.retriable():
+            return AwayError(text)
+        return PenstockError(text)
+
+    def topics(self, client: AdminClient | Consumer, trouble: Trouble) -> dict[str, list[int]]:
+        """The partitions of all topics but Kafka's own and those in which sinks keep their positions."""
+        with self.asking("cannot list the topics", trouble):
+            found = client.list_topics(timeout=self.settings.timeout).topics
+        own = f"{self.settings.positions}."
+        return {
+            name: sorted(topic.partitions)
+            for name, topic in sorted(found.items())
+            if not name.startswith(("__", own)) and topic.error is None
+        }
+
+    def offsets(
+        self, admin: AdminClient, partitions: Iterable[tuple[str, int]], trouble: Trouble, *, which: str
+    ) -> dict[tuple[str, int], int]:
+        """For each partition its `earliest` offset, its `end`, or the end of what is `committed`."""
+        library = administration()
+        asked = [driver().TopicPartition(*one) for one in partitions]
+        if not asked:
+            return {}
+        spec = library.OffsetSpec.earliest() if which == "earliest" else library.OffsetSpec.latest()
+        level = driver().IsolationLevel
+        isolation = level.READ_COMMITTED if which == "committed" else level.READ_UNCOMMITTED
+        found = {}
+        with self.asking("cannot ask for offsets", trouble):
+            answers = admin.list_offsets(
+                dict.fromkeys(asked, spec), isolation_level=isolation, request_timeout=self.settings.timeout
+            )
+            for partition, answer in settled(answers):
+                found[partition.topic, partition.partition] = int(answer.result().offset)
+        return found
+
+    def ids(self, admin: AdminClient, topics: Iterable[str], trouble: Trouble) -> dict[str, str]:
+        """What tells a topic from another one of the same name; nothing for brokers that do not know."""
+        named = list(topics)
+        if not named:
+            return {}
+        with self.asking("cannot describe the topics", trouble):
+            answers = admin.describe_topics(
+                driver().TopicCollection(named), request_timeout=self.settings.timeout
+            )
+            found = {name: answer.result() for name, answer in settled(answers)}
+        return {name: str(topic.topic_id) for name, topic in found.items() if topic.topic_id is not None}
+
+
+def settled(answers: Mapping[Key, Future[Answer]]) -> Iterable[tuple[Key, Future[Answer]]]:
+    """The answers when all of them are there: a client must not go while it waits for one."""
+    wait(answers.values())
+    return answers.items()
+
+
+def _text_of(error: BaseException) -> str:
+    first = error.args[0] if error.args else error
+    return first.str() if hasattr(first, "str") else str(error)

@@ -1,0 +1,281 @@
+"""The writing half of `postgres`: tables that hold what the log says, each message applied exactly once.
+
+Tasks copy rows into staging tables (`postgres_sink_stage`). The publisher applies them in the order of the log and
+moves the sink's position, in one transaction:
+
+1. the position moves, if it still is where this publisher left it: whoever came in between makes it fail;
+2. tables that are missing are made, if asked to (`postgres_sink_grow`);
+3. the rows are applied (`postgres_sink_apply`), and all constraints hold;
+4. staging tables are dropped, and the transaction commits: durable on return.
+
+The position is a row of `positions`, in a schema of Penstock's own, under the name of pipeline and sink. A session
+holds the advisory lock of that name while it publishes; so a second publisher waits until the first one is gone for
+good, with whatever it had under way, and reads what it left. Staging tables of this name that are left behind are
+dropped when a publisher opens and behind each batch; those of other names are other sinks' and are not touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.adaptors.base import (
+    Finding,
+    Guarantee,
+    Order,
+    Publisher,
+    Schemas,
+    Sink,
+    SinkPosition,
+    Staged,
+    Stager,
+)
+from penstock.adaptors.needs import need
+from penstock.adaptors.postgres.sink_apply import Application, Staging, Work
+from penstock.adaptors.postgres.sink_grow import Grower
+from penstock.adaptors.postgres.sink_session import AGAIN, connect, literal, meaning, quoted, telling
+from penstock.adaptors.postgres.sink_stage import Options, PostgresStager, StagedTable
+from penstock.adaptors.postgres.sink_table import Name, Table, has_schema, tables_of
+from penstock.base import faults
+from penstock.base.errors import AwayError, PenstockError, UsageError
+
+if TYPE_CHECKING:
+    import psycopg
+
+PATIENCE = 5.0
+"""Seconds to wait for a publisher that is on its way out."""
+
+TRIES = 4
+"""How often a transaction is tried that met another one."""
+
+log = logging.getLogger(__name__)
+
+
+class PostgresSink(Sink):
+    """Tables of a PostgreSQL database."""
+
+    order = Order.TOTAL
+    guarantee = Guarantee.EXACTLY_ONCE
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def inspect(self) -> Sequence[Finding]:
+        from penstock.adaptors.postgres.sink_inspect import findings
+
+        return findings(self._named())
+
+    def stager(self) -> Stager:
+        return PostgresStager(self._named())
+
+    def publisher(self) -> Publisher:
+        return PostgresPublisher(self._named(), self.schemas)
+
+    def staging(self, scratch: Path) -> Path:
+        """Tasks stage at the server; the directory stays empty."""
+        return scratch
+
+    def _named(self) -> Options:
+        return replace(self._options, name=self.name)
+
+
+class PostgresPublisher(Publisher):
+    """Holds one session, and with it the sink's lock, from `open` to `close`."""
+
+    def __init__(self, options: Options, schemas: Schemas) -> None:
+        self._options = options
+        self._schemas = schemas
+        self._connection: psycopg.Connection[Any] | None = None
+        self._at: SinkPosition | None = None
+        self._conflicting: set[Name] = set()
+
+    @property
+    def _positions(self) -> str:
+        return quoted(self._options.own_schema, "positions")
+
+    def open(self, start: SinkPosition) -> SinkPosition:
+        self.close()
+        connection = connect(self._options.uri, f"penstock {self._options.name}", self._options.timeout)
+        try:
+            with telling("cannot open the target"):
+                self._lock(connection)
+                self._set_up(connection)
+                self._at = self._position(connection, start)
+                self._clear(connection)
+        except PenstockError:
+            connection.close()
+            raise
+        self._connection = connection
+        return self._at
+
+    def publish(self, parts: Sequence[Staged], position: SinkPosition) -> None:
+        connection, at = self._connection, self._at
+        if connection is None or at is None:
+            raise PenstockError("the target is not open")
+        staged = [
+            table
+            for part in parts
+            if part.part
+            for table in msgspec.json.decode(part.part, type=list[StagedTable])
+        ]
+        driver = need("psycopg", "postgres")
+        for attempt in range(1, TRIES + 1):
+            try:
+                self._transaction(connection, staged, at, position)
+                break
+            except driver.Error as error:
+                if error.sqlstate in AGAIN and attempt < TRIES and not connection.closed:
+                    time.sleep(0.05 * 3**attempt)
+                    continue
+                raise meaning(error, "PostgreSQL did not take the batch") from error
+        self._at = position
+        if staged:
+            with faults.step("postgres clear"), telling("cannot clear up behind a batch"):
+                self._clear(connection)
+
+    def close(self) -> None:
+        connection, self._connection, self._at = self._connection, None, None
+        if connection is not None:
+            connection.close()
+
+    def _transaction(
+        self,
+        connection: psycopg.Connection[Any],
+        staged: Sequence[StagedTable],
+        at: SinkPosition,
+        position: SinkPosition,
+    ) -> None:
+        with connection.transaction():
+            with faults.step("postgres position"):
+                self._move(connection, at, position)
+            with faults.step("postgres apply"):
+                works = self._works(connection, staged)
+                if works:
+                    Application(connection, works, self._conflicting).apply()
+            with faults.step("postgres drop"):
+                if staged:
+                    names = (quoted(self._options.own_schema, table.stage) for table in staged)
+                    connection.execute(f"DROP TABLE {', '.join(names)}")
+            commit = faults.step("postgres commit")
+            commit.__enter__()
+        commit.__exit__(None, None, None)
+
+    def _works(self, connection: psycopg.Connection[Any], staged: Sequence[StagedTable]) -> list[Work]:
+        targets = list(dict.fromkeys(table.target for table in staged))
+        known = tables_of(connection, targets)
+        stages: dict[Name, list[Staging]] = {target: [] for target in targets}
+        for table in staged:
+            if not table.raw:
+                stage = Name(self._options.own_schema, table.stage)
+                stages[table.target].append(Staging(stage, frozenset(table.numbers), table.shapes, table.ops))
+        for number, target in enumerate(targets):
+            raws = [Name(self._options.own_schema, t.stage) for t in staged if t.raw and t.target == target]
+            if raws:
+                grower = Grower(connection, self._options, self._schemas)
+                known[target], grown = grower.convert(target, raws, number)
+                told = grown.staged()
+                stages[target].append(Staging(grown.stage, frozenset(told.numbers), told.shapes, told.ops))
+        for target in targets:
+            _must_be_table(target, known.get(target))
+        append = self._options.mode == "append"
+        return [
+            Work(replace(known[target], key=()) if append else known[target], stages[target])
+            for target in targets
+        ]
+
+    def _lock(self, connection: psycopg.Connection[Any]) -> None:
+        """Wait for whoever has this sink; a session that was killed lets go as soon as the server sees it."""
+        digest = hashlib.sha256(f"penstock {self._options.own_schema} {self._options.name}".encode()).digest()
+        number = int.from_bytes(digest[:8], "big", signed=True)
+        deadline = time.monotonic() + PATIENCE
+        while connection.execute(f"SELECT pg_try_advisory_lock({number})").fetchone() != (True,):
+            if time.monotonic() > deadline:
+                raise AwayError(
+                    f"another session writes as sink '{self._options.name}'",
+                    hint="two runs of one pipeline cannot share a target; if a run was killed, its session ends soon",
+                )
+            time.sleep(0.1)
+
+    def _set_up(self, connection: psycopg.Connection[Any]) -> None:
+        own = self._options.own_schema
+        if not has_schema(connection, own):
+            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(own)}")
+        if connection.execute(f"SELECT to_regclass({literal(self._positions)})").fetchone() == (None,):
+            connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {self._positions} (sink text PRIMARY KEY, log text NOT NULL, "
+                "generation bigint NOT NULL, watermark bigint NOT NULL, written timestamptz NOT NULL DEFAULT now())"
+            )
+
+    def _position(self, connection: psycopg.Connection[Any], start: SinkPosition) -> SinkPosition:
+        name = self._options.name
+        row = connection.execute(
+            f"SELECT log, generation, watermark FROM {self._positions} WHERE sink = %s", [name]
+        ).fetchone()
+        if row is None:
+            connection.execute(
+                f"INSERT INTO {self._positions} (sink, log, generation, watermark) VALUES (%s, %s, %s, %s)",
+                [name, start.log, start.generation, start.watermark],
+            )
+            return start
+        held = SinkPosition(*row)
+        if held.log != start.log:
+            raise UsageError(
+                f"the target of sink '{name}' was written from another log: it has the messages below "
+                f"{held.watermark} of that one",
+                hint="name the pipeline or the sink otherwise; or, to write over what is there: "
+                f"DELETE FROM {self._positions} WHERE sink = {literal(name)}",
+            )
+        if held.generation > start.generation:
+            raise UsageError(
+                f"the target of sink '{name}' was written in generation {held.generation} of the sink's history, "
+                f"the offset log knows only {start.generation}: it is older than the target",
+                hint="bring back the data directory that belongs to the target",
+            )
+        if held.generation < start.generation:
+            self._move(connection, held, start)
+            return start
+        return held
+
+    def _move(self, connection: psycopg.Connection[Any], at: SinkPosition, to: SinkPosition) -> None:
+        moved = connection.execute(
+            f"UPDATE {self._positions} SET generation = %s, watermark = %s, written = now() "
+            "WHERE sink = %s AND log = %s AND generation = %s AND watermark = %s",
+            [to.generation, to.watermark, self._options.name, at.log, at.generation, at.watermark],
+        ).rowcount
+        if moved != 1 or to.log != at.log:
+            raise PenstockError(
+                f"the position of sink '{self._options.name}' is not where this run left it, at {at.watermark}",
+                hint=f"somebody else has written {self._positions}; start again",
+            )
+
+    def _clear(self, connection: psycopg.Connection[Any]) -> None:
+        """Drop staging tables of this sink that nobody needs; one that is in use by a late task waits for the next."""
+        driver = need("psycopg", "postgres")
+        found = connection.execute(
+            "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = %s AND c.relkind = 'r' AND starts_with(c.relname, %s)",
+            [self._options.own_schema, self._options.prefix],
+        ).fetchall()
+        for (name,) in found:
+            try:
+                with connection.transaction():
+                    connection.execute("SET LOCAL lock_timeout = '50ms'")
+                    connection.execute(f"DROP TABLE IF EXISTS {quoted(self._options.own_schema, name)}")
+            except driver.errors.LockNotAvailable:
+                log.info("the staging table %s is still in use", name)
+
+
+def _must_be_table(target: Name, table: Table | None) -> None:
+    if table is None:
+        raise PenstockError(f"table {target} is gone since its rows were staged")
+    if table.kind not in ("r", "p"):
+        raise UsageError(
+            f"{target} is not a table", hint="a view cannot be written; name the table behind it"
+        )

@@ -1,0 +1,370 @@
+"""The half of the PostgreSQL sink that runs in tasks: rows into tables of its own, through COPY.
+
+A staging table has the columns of the table that its rows are for, under names of its own:
+
+    n        the message's offset, shifted by `SHIFT` bits, and the number of the row among those of the message:
+             the order of the log, over all tasks and tables of a batch
+    op       i insert, u update, d delete, m a row that moves to another key, t truncate
+    shape    which fields the message has: its place in `StagedTable.shapes`
+    c1 …     the columns by their number in the table; of a delete, those of the key alone
+    o1 …     of a row that moves: the key that it had
+
+Rows that the server cannot read are refused one by one. A table that is not there yet, or lacks columns that it is to
+get, gets its rows as they came (`raw`): the publisher, who alone changes tables, makes columns of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from penstock.adaptors.base import Refusal, Stage, Staged, Stager
+from penstock.adaptors.needs import need
+from penstock.adaptors.parts import whole_messages
+from penstock.adaptors.postgres.sink_rows import Block, Converted, Converter, Lines
+from penstock.adaptors.postgres.sink_session import connect, meaning, quoted, telling
+from penstock.adaptors.postgres.sink_table import Name, Table, name_of, tables_of
+from penstock.adaptors.staging import Tally
+from penstock.base.errors import RefusedError
+
+if TYPE_CHECKING:
+    import psycopg
+    import pyarrow as pa
+
+SHIFT = 20
+"""Bits of `n` for the rows of one message."""
+
+Mode = Literal["upsert", "append"]
+
+USUAL = ("i", 0)
+"""The operation and the shape of most rows: their lines do not say it."""
+
+RAW = ("n", "ts", "op", "origin", "key", "old_key", "data")
+"""The columns of a raw staging table."""
+
+_RAW_TYPES = "n bigint, ts bigint, op text, origin text, key text, old_key text, data text"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings of the sink, and its name."""
+
+    uri: str = field(repr=False)
+    name: str = ""
+    mode: Mode = "upsert"
+    schema: str = "public"
+    schemas: tuple[tuple[str, str], ...] = ()
+    own_schema: str = "penstock"
+    create_tables: bool = False
+    add_columns: bool = False
+    unknown_fields: Literal["error", "ignore"] = "error"
+    metadata: bool = False
+    timeout: float = 10.0
+
+    @property
+    def prefix(self) -> str:
+        """What the names of this sink's staging tables begin with; no other sink's do."""
+        return f"stage_{hashlib.sha256(self.name.encode()).hexdigest()[:12]}_"
+
+    def target(self, ns: str) -> Name:
+        return name_of(ns, self.schema, dict(self.schemas))
+
+    def converter(self, table: Table) -> Converter:
+        return Converter(
+            table, append=self.mode == "append", metadata=self.metadata, unknown=self.unknown_fields
+        )
+
+
+class StagedTable(msgspec.Struct, frozen=True):
+    """What a task tells of one staging table. `numbers` are the columns it has, `ops` how many rows of each kind."""
+
+    target: Name
+    stage: str
+    raw: bool
+    rows: int
+    numbers: tuple[int, ...] = ()
+    shapes: tuple[tuple[str, ...], ...] = ()
+    ops: dict[str, int] = {}
+
+
+class PostgresStager(Stager):
+    """Copies the rows of a task into staging tables that no other attempt uses."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def stage(self, stage: Stage, rows: Iterator[pa.RecordBatch]) -> Staged:
+        tally = Tally(stage.skip_below)
+        staging = _Staging(self._options, stage)
+        refused: list[Refusal] = []
+        try:
+            with telling("cannot stage rows in PostgreSQL"):
+                for batch, refusals in staging.add(whole_messages(map(tally.fresh, rows))):
+                    tally.add(_without(batch, refusals))
+                    refused += refusals
+        finally:
+            staging.close()
+        tables = staging.tables()
+        part = msgspec.json.encode(tables).decode() if tables else ""
+        return tally.staged(part, staging.bytes, refused)
+
+
+Copying = Callable[[], list[tuple[int, str, str]]]
+"""Copies rows of one table; tells which messages are refused: offset, namespace of the log, reason."""
+
+
+class _Staging:
+    """The staging tables of one task attempt. The server copies the rows of a batch while the next one is read."""
+
+    def __init__(self, options: Options, stage: Stage) -> None:
+        self.bytes = 0
+        self._options = options
+        attempt = hashlib.sha256(f"{stage.directory}/{stage.name}".encode()).hexdigest()[:16]
+        self._name = options.prefix + attempt
+        self._connection: psycopg.Connection[Any] | None = None
+        self._copier = ThreadPoolExecutor(1, "penstock copy")
+        self._under_way: Future[list[Refusal]] | None = None
+        self._converters: dict[Name, Converter | None] = {}
+        self._typed: dict[Name, StageTable] = {}
+        self._raw: dict[Name, RawTable] = {}
+
+    def tables(self) -> list[StagedTable]:
+        found = [table.staged() for table in self._typed.values()]
+        found += [table.staged() for table in self._raw.values()]
+        return [table for table in found if table.rows]
+
+    def add(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, list[Refusal]]]:
+        """Stage batches of whole messages; each comes back with the messages of it that are refused."""
+        before: pa.RecordBatch | None = None
+        for batch in batches:
+            lines = Lines.of(batch, SHIFT)
+            work = [self._prepared(self._options.target(ns), some) for ns, some in lines.by_namespace()]
+            if before is not None:
+                yield before, self._settled()
+            copying = [ready() for ready in work]
+            self._under_way = self._copier.submit(self._copied, copying, several=lines.several)
+            before = batch
+        if before is not None:
+            yield before, self._settled()
+
+    def close(self) -> None:
+        self._copier.shutdown()
+        if self._connection is not None:
+            self._connection.close()
+
+    @property
+    def connection(self) -> psycopg.Connection[Any]:
+        """The one session of the task. Not for two at once: what is under way is waited for."""
+        if self._under_way is not None:
+            self._under_way.exception()
+        if self._connection is None:
+            options = self._options
+            self._connection = connect(options.uri, f"penstock {options.name}", options.timeout)
+        return self._connection
+
+    def _settled(self) -> list[Refusal]:
+        assert self._under_way is not None
+        return self._under_way.result()
+
+    def _prepared(self, target: Name, lines: Lines) -> Callable[[], Copying]:
+        """Make lines of rows, which needs no server; what is given back then finds, or makes, their staging table."""
+        if target not in self._converters:
+            table = tables_of(self.connection, [target]).get(target)
+            self._converters[target] = self._options.converter(table) if table is not None else None
+        converter = self._converters[target]
+        if converter is not None and target not in self._raw:
+            converted = converter.convert(lines, grow=self._options.add_columns)
+            if converted is not None:
+                return partial(self._into_typed, converter.table, lines, converted)
+        return partial(self._into_raw, target, lines)
+
+    def _into_typed(self, table: Table, lines: Lines, converted: Converted) -> Copying:
+        if table.name not in self._typed:
+            self._typed[table.name] = StageTable.make(self.connection, self._stage(), table)
+        stage = self._typed[table.name]
+        return lambda: [*converted.refused, *lines.offsets_of(stage.copy(converted.blocks))]
+
+    def _into_raw(self, target: Name, lines: Lines) -> Copying:
+        if target not in self._raw:
+            self._raw[target] = RawTable.make(self.connection, self._stage(), target)
+        stage = self._raw[target]
+        return lambda: stage.copy(lines)
+
+    def _copied(self, copying: Sequence[Copying], *, several: bool) -> list[Refusal]:
+        """Copy the rows of a batch. Of a refused message no row is left, also if it has some in other tables."""
+        refused: dict[int, Refusal] = {}
+        for copy in copying:
+            for offset, origin, error in copy():
+                refused.setdefault(offset, Refusal(offset, origin, error, ""))
+        if refused and several:
+            for table in self._typed.values():
+                table.forget(list(refused))
+            for raw in self._raw.values():
+                raw.forget(list(refused))
+        self.bytes = sum(table.bytes for table in self._typed.values())
+        self.bytes += sum(table.bytes for table in self._raw.values())
+        return list(refused.values())
+
+    def _stage(self) -> Name:
+        return Name(self._options.own_schema, f"{self._name}_{len(self._typed) + len(self._raw)}")
+
+
+def _without(batch: pa.RecordBatch, refused: Sequence[Refusal]) -> pa.RecordBatch:
+    import numpy as np
+    import pyarrow as pa
+
+    if not refused:
+        return batch
+    found = np.isin(batch.column("offset").to_numpy(), [refusal.offset for refusal in refused])
+    return batch.filter(pa.array(~found))
+
+
+@dataclass
+class StageTable:
+    """A staging table with the columns of its target."""
+
+    connection: psycopg.Connection[Any]
+    stage: Name
+    table: Table
+    rows: int = 0
+    bytes: int = 0
+    shapes: list[tuple[str, ...]] = field(default_factory=list)
+    ops: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def make(
+        cls, connection: psycopg.Connection[Any], stage: Name, table: Table, *, temporary: bool = False
+    ) -> StageTable:
+        """Of a temporary one, the transaction that makes it has the use, and nobody else."""
+        columns = [f"c{column.number} {_typed(column)}" for column in table.columns]
+        columns += [f"o{column.number} {_typed(column)}" for column in table.key_columns]
+        fixed = "n bigint NOT NULL, op \"char\" NOT NULL DEFAULT 'i', shape int NOT NULL DEFAULT 0"
+        body = f"({', '.join([fixed, *columns])})"
+        if temporary:
+            connection.execute(f"CREATE TEMPORARY TABLE {quoted(stage.table)} {body} ON COMMIT DROP")
+        else:
+            connection.execute(f"CREATE UNLOGGED TABLE {stage.sql} {body} WITH (autovacuum_enabled = false)")
+        return cls(connection, Name("pg_temp", stage.table) if temporary else stage, table)
+
+    def staged(self) -> StagedTable:
+        numbers = tuple(column.number for column in self.table.columns)
+        return StagedTable(
+            self.table.name, self.stage.table, False, self.rows, numbers, tuple(self.shapes), self.ops
+        )
+
+    def copy(self, blocks: Sequence[Block]) -> list[tuple[int, str]]:
+        """Copy rows; those that the server does not take, by their place in the batch, and why."""
+        refused: list[tuple[int, str]] = []
+        for block in blocks:
+            if block.shape not in self.shapes:
+                self.shapes.append(block.shape)
+            shape = self.shapes.index(block.shape)
+            columns, lines = ["n", *block.columns], block.lines
+            if (block.op, shape) != USUAL:
+                columns, lines = ["op", "shape", *columns], [f"{block.op}\t{shape}\t{line}" for line in lines]
+            statement = f"COPY {self.stage.sql} ({', '.join(columns)}) FROM STDIN"
+            wrong = list(_copied(self.connection, statement, lines, 0))
+            refused += [(block.places[at], self._named(error)) for at, error in wrong]
+            taken = len(block.lines) - len(wrong)
+            self.rows += taken
+            self.ops[block.op] = self.ops.get(block.op, 0) + taken
+            self.bytes += sum(map(len, lines))
+        return refused
+
+    def forget(self, offsets: Sequence[int]) -> None:
+        gone = self.connection.execute(
+            f"DELETE FROM {self.stage.sql} WHERE n >> {SHIFT} = ANY(%s) RETURNING op::text", [list(offsets)]
+        ).fetchall()
+        self.rows -= len(gone)
+        for (op,) in gone:
+            self.ops[op] -= 1
+
+    def _named(self, error: psycopg.Error) -> str:
+        """What the server said, with the column's own name."""
+        said = error.diag.message_primary or str(error)
+        numbered = re.search(r"\b[co](\d+)\b", (error.diag.context or "").partition(self.stage.table)[2])
+        names = {column.number: column.name for column in self.table.columns}
+        column = names.get(int(numbered[1])) if numbered else None
+        return (
+            f"table {self.table.name}, column '{column}': {said}"
+            if column
+            else f"table {self.table.name}: {said}"
+        )
+
+
+@dataclass
+class RawTable:
+    """A staging table for rows as they came."""
+
+    connection: psycopg.Connection[Any]
+    stage: Name
+    target: Name
+    rows: int = 0
+    bytes: int = 0
+
+    @classmethod
+    def make(cls, connection: psycopg.Connection[Any], stage: Name, target: Name) -> RawTable:
+        connection.execute(
+            f"CREATE UNLOGGED TABLE {stage.sql} ({_RAW_TYPES}) WITH (autovacuum_enabled = false)"
+        )
+        return cls(connection, stage, target)
+
+    def staged(self) -> StagedTable:
+        return StagedTable(self.target, self.stage.table, True, self.rows)
+
+    def copy(self, lines: Lines) -> list[tuple[int, str, str]]:
+        """Copy rows; as they are texts, and no more, none is refused."""
+        content = "\n".join(lines.raw())
+        with self.connection.cursor().copy(f"COPY {self.stage.sql} ({', '.join(RAW)}) FROM STDIN") as copy:
+            copy.write(content)
+        self.rows += len(lines)
+        self.bytes += len(content)
+        return []
+
+    def forget(self, offsets: Sequence[int]) -> None:
+        statement = f"DELETE FROM {self.stage.sql} WHERE n >> {SHIFT} = ANY(%s)"
+        self.rows -= self.connection.execute(statement, [list(offsets)]).rowcount
+
+
+def _typed(column: Any) -> str:
+    return f"{column.stored or column.type}" + (f" COLLATE {column.collation}" if column.collation else "")
+
+
+def _copied(
+    connection: psycopg.Connection[Any], statement: str, lines: Sequence[str], begin: int
+) -> Iterator[tuple[int, psycopg.Error]]:
+    """Copy lines, of which the first is the one at `begin`; those that the server refuses are left out and told.
+
+    It names the first one. What stands before it is copied again without it, then the rest in pieces.
+    """
+    driver = need("psycopg", "postgres")
+    if not lines:
+        return
+    try:
+        with connection.transaction(), connection.cursor().copy(statement) as copy:
+            copy.write("\n".join(lines))
+    except driver.Error as error:
+        if not isinstance(meaning(error, ""), RefusedError):
+            raise
+        if len(lines) == 1:
+            yield begin, error
+            return
+        cut = _line(error, len(lines))
+        yield from _copied(connection, statement, lines[:cut], begin)
+        yield from _copied(connection, statement, lines[cut : cut + 1], begin + cut)
+        for at in range(cut + 1, len(lines), 512):
+            yield from _copied(connection, statement, lines[at : at + 512], begin + at)
+
+
+def _line(error: psycopg.Error, lines: int) -> int:
+    """The place of the line that the server stopped at; the middle, if it does not say in words that we know."""
+    found = re.search(r"COPY \S+ \S+ (\d+)", error.diag.context or "")
+    at = int(found[1]) - 1 if found else -1
+    return at if 0 <= at < lines else lines // 2

@@ -1,0 +1,243 @@
+"""Ingest on a real broker: what the source is told and when, what is bad, transactions larger than a batch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from penstock.adaptors.base import Bad, Batch, Source
+from penstock.base.errors import AwayError
+from penstock.journal.client import Client
+from penstock.journal.embedded import EmbeddedBroker
+from penstock.log import deadletters
+from penstock.log.commitlog import CommitLog, MessageTooLargeError
+from penstock.log.deadletters import DeadLetters, Misfit
+from penstock.log.message import MAX_MESSAGE_BYTES, Message, Mode, Resume
+from penstock.pipeline.ingest import Ingest
+from penstock.pipeline.namespace import Namespace
+
+NOW = 1_700_000_000_000_000
+
+Reading = Callable[["Scripted", Mapping[str, Resume], threading.Event], Iterator[Batch]]
+
+
+class Scripted(Source):
+    """A source that does as it is told, and notes what it hears."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self.heard: list[Batch] = []
+        self.hears = threading.Event()
+
+    def namespaces(self) -> Sequence[str]:
+        return ["a"]
+
+    def read(
+        self, accept: Callable[[str], bool], resume: Mapping[str, Resume], stop: threading.Event
+    ) -> Iterator[Batch]:
+        return self._reading(self, resume, stop)
+
+    def logged(self, batch: Batch) -> None:
+        self.heard.append(batch)
+        self.hears.set()
+
+
+def batch(n: int, *, mode: Mode = Mode.COPY, more: bool = False, bad: Sequence[Bad] = ()) -> Batch:
+    message = Message("a", b'{"n":%d}' % n, ts=NOW, mode=mode)
+    return Batch([message], {"a": {"n": n + 1}}, more=more, bad=bad)
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
+        yield client
+
+
+def a_log(client: Client, tmp_path: Path) -> CommitLog:
+    return CommitLog(client, "p", tmp_path / "index", None, NOW)
+
+
+def ended(ingest: Ingest) -> Ingest:
+    ingest.start()
+    assert ingest.done.wait(20)
+    return ingest
+
+
+def test_a_source_hears_of_each_batch_in_order_once_the_log_has_it(client: Client, tmp_path: Path) -> None:
+    log = a_log(client, tmp_path)
+    at: list[int] = []
+
+    def reading(self: Scripted, resume: Mapping[str, Resume], stop: threading.Event) -> Iterator[Batch]:
+        for n in range(5):
+            yield batch(n)
+
+    class Looking(Scripted):
+        def logged(self, batch: Batch) -> None:
+            at.append(len(list(log.reader.show(0, 99))))
+            super().logged(batch)
+
+    source = Looking(reading)
+    assert ended(Ingest(source, Namespace(".*"), log, lambda: None)).error is None
+    assert [dict(b.positions) for b in source.heard] == [{"a": {"n": n + 1}} for n in range(5)]
+    assert at == [1, 2, 3, 4, 5], "the log has what the source hears of"
+
+
+def test_a_source_that_waits_for_more_hears_meanwhile(client: Client, tmp_path: Path) -> None:
+    waited: list[bool] = []
+
+    def reading(self: Scripted, resume: Mapping[str, Resume], stop: threading.Event) -> Iterator[Batch]:
+        yield batch(0)
+        waited.append(self.hears.wait(10))
+
+    source = Scripted(reading)
+    ended(Ingest(source, Namespace(".*"), a_log(client, tmp_path), lambda: None))
+    assert waited == [True]
+
+
+def test_a_source_never_hears_of_what_the_log_does_not_have(client: Client, tmp_path: Path) -> None:
+    large = Batch([Message("a", b"x" * (MAX_MESSAGE_BYTES + 1))], {"a": {"n": 2}})
+
+    def reading(self: Scripted, resume: Mapping[str, Resume], stop: threading.Event) -> Iterator[Batch]:
+        yield batch(0)
+        yield large
+        stop.wait(10)
+        yield batch(2)
+
+    source = Scripted(reading)
+    log = a_log(client, tmp_path)
+    ingest = ended(Ingest(source, Namespace(".*"), log, lambda: None))
+    assert isinstance(ingest.error, MessageTooLargeError)
+    assert [dict(b.positions) for b in source.heard] == [{"a": {"n": 1}}]
+    assert log.resume()["a"].position == {"n": 1}
+
+
+def test_a_source_does_not_hear_of_an_append_that_the_broker_never_answered(tmp_path: Path) -> None:
+    broker = ExitStack()
+    client = Client(broker.enter_context(EmbeddedBroker(tmp_path / "data")).address)
+    log = a_log(client, tmp_path)
+
+    def reading(self: Scripted, resume: Mapping[str, Resume], stop: threading.Event) -> Iterator[Batch]:
+        yield batch(0)
+        self.hears.wait(10)
+        broker.close()
+        yield batch(1)
+        stop.wait(30)
+
+    source = Scripted(reading)
+    ingest = ended(Ingest(source, Namespace(".*"), log, lambda: None))
+    assert ingest.error is not None
+    assert [dict(b.positions) for b in source.heard] == [{"a": {"n": 1}}]
+    client.close()
+
+
+class TestBad:
+    place = Bad("a", "in.jsonl, line 2, byte 9", "not JSON", b"{oh")
+
+    def ingest(self, reading: Reading, client: Client, tmp_path: Path) -> Ingest:
+        letters = DeadLetters(client, "p", NOW)
+
+        def keep(bad: Sequence[Bad]) -> int:
+            misfits = [Misfit(one.ns, one.place, one.error, one.content) for one in bad]
+            return letters.add_misfits("in", misfits, NOW)
+
+        log = a_log(client, tmp_path)
+        return Ingest(Scripted(reading), Namespace(".*"), log, lambda: None, keep_bad=keep)
+
+    def test_what_is_bad_is_kept_once_though_it_is_read_again_after_a_crash(
+        self, client: Client, tmp_path: Path
+    ) -> None:
+        """The first reading dies after the letter is kept and before its batch is logged."""
+        too_large = Batch([Message("a", b"x" * (MAX_MESSAGE_BYTES + 1))], bad=[self.place])
+
+        def dying(self: Scripted, resume: Mapping[str, Resume], stop: threading.Event) -> Iterator[Batch]:
+            yield too_large
+
+        def reading(self: Scripted, resume: Mapping[str, Resume], stop: threading.Event) -> Iterator[Batch]:
+            assert "a" not in resume
+            yield batch(0, bad=[TestBad.place, Bad("a", "in.jsonl, line 5, byte 40", "not JSON", b"[")])
+
+        first = self.ingest(dying, client, tmp_path)
+        assert (ended(first).bad, type(first.error)) == (1, MessageTooLargeError)
+        assert [letter.place for letter in deadletters.load(client, "p")] == [self.place.place]
+        again = self.ingest(reading, client, tmp_path)
+        assert (ended(again).bad, again.error, again.read) == (1, None, 1)
+        letters = deadletters.load(client, "p")
+        assert [(x.number, x.sink, x.node, x.offset, x.ns, x.error, x.data) for x in letters] == [
+            (0, "in", "in", -1, "a", "not JSON", "{oh"),
+            (1, "in", "in", -1, "a", "not JSON", "["),
+        ]
+
+    def test_a_source_of_bad_things_ends_with_an_error_where_nobody_keeps_them(
+        self, client: Client, tmp_path: Path
+    ) -> None:
+        def reading(self: Scripted, resume: Mapping[str, Resume], stop: threading.Event) -> Iterator[Batch]:
+            yield Batch(bad=[TestBad.place])
+
+        ingest = ended(Ingest(Scripted(reading), Namespace(".*"), a_log(client, tmp_path), lambda: None))
+        assert "in.jsonl, line 2, byte 9: not JSON" in str(ingest.error)
+
+
+class TestTransactions:
+    def test_a_transaction_goes_on_where_a_crash_left_it(self, client: Client, tmp_path: Path) -> None:
+        def reading(self: Scripted, resume: Mapping[str, Resume], stop: threading.Event) -> Iterator[Batch]:
+            begin = resume["a"].position["n"] if "a" in resume else 0
+            assert isinstance(begin, int)
+            for n in range(begin, 4):
+                yield batch(n, mode=Mode.SYNC, more=n < 3)
+                if begin == 0 and n == 1:
+                    raise ValueError("a crash")
+
+        log = a_log(client, tmp_path)
+        first = ended(Ingest(Scripted(reading), Namespace(".*"), log, lambda: None))
+        assert isinstance(first.error, ValueError)
+        assert (first.given.offset, first.end.offset, first.read) == (0, 2, 2)
+        log = a_log(client, tmp_path)
+        second = ended(Ingest(Scripted(reading), Namespace(".*"), log, lambda: None))
+        assert (second.error, second.given, second.read) == (None, log.point, 2)
+        assert [record.data for record in log.reader.show(0, 9)] == [b'{"n":%d}' % n for n in range(4)]
+
+    def test_reading_does_not_pause_within_a_transaction_that_nobody_can_take_yet(
+        self, client: Client, tmp_path: Path
+    ) -> None:
+        log = a_log(client, tmp_path)
+        asked: list[int] = []
+
+        def full() -> str | None:
+            asked.append(log.point.offset)
+            return "the log is at its limit" if 0 < log.point.offset < 3 else None
+
+        def reading(self: Scripted, resume: Mapping[str, Resume], stop: threading.Event) -> Iterator[Batch]:
+            for n in range(3):
+                yield batch(n, mode=Mode.SYNC, more=n < 2)
+
+        ingest = ended(Ingest(Scripted(reading), Namespace(".*"), log, full))
+        assert (ingest.error, ingest.paused, log.point.offset) == (None, None, 3)
+
+    def test_a_source_that_ends_within_a_transaction_is_an_error(
+        self, client: Client, tmp_path: Path
+    ) -> None:
+        def reading(self: Scripted, resume: Mapping[str, Resume], stop: threading.Event) -> Iterator[Batch]:
+            yield batch(0, mode=Mode.SYNC, more=True)
+
+        ingest = ended(Ingest(Scripted(reading), Namespace(".*"), a_log(client, tmp_path), lambda: None))
+        assert "ended within a transaction" in str(ingest.error)
+
+    def test_a_source_that_goes_away_within_a_transaction_is_read_again_from_there(
+        self, client: Client, tmp_path: Path
+    ) -> None:
+        begun: list[object] = []
+
+        def reading(self: Scripted, resume: Mapping[str, Resume], stop: threading.Event) -> Iterator[Batch]:
+            begun.append(resume["a"].position["n"] if "a" in resume else 0)
+            if len(begun) == 1:
+                yield batch(0, mode=Mode.SYNC, more=True)
+                raise AwayError("the server restarts")
+            yield batch(1, mode=Mode.SYNC)
+
+        log = a_log(client, tmp_path)
+        ingest = ended(Ingest(Scripted(reading), Namespace(".*"), log, lambda: None))
+        assert (ingest.error, begun, log.is_open, log.point.offset) == (None, [0, 1], False, 2)
