@@ -16,12 +16,14 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from tests.servers.http import HttpServer
     from tests.servers.kafka import KafkaServer
     from tests.servers.mariadb import MySqlServer
     from tests.servers.mongodb import MongoServer
     from tests.servers.nats import NatsServer
     from tests.servers.opensearch import OpenSearchServer
     from tests.servers.postgres import PostgresServer
+    from tests.servers.rabbitmq import RabbitServer
     from tests.servers.redis import RedisServer
     from tests.spark.standalone import Standalone
 
@@ -161,4 +163,22 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer
     from tests.servers.nats import running
 
     with running(tmp_path_factory.mktemp("nats")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_server() -> Iterator[RabbitServer]:
+    """A RabbitMQ server, started once for all tests that ask for it: mark them `xdist_group("rabbitmq")`."""
+    from tests.servers.rabbitmq import running
+
+    with running() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def http_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    """A web service, started once for all tests that ask for it: mark them `xdist_group("http")`."""
+    from tests.servers.http import running
+
+    with running(tmp_path_factory.mktemp("http")) as server:
         yield server

@@ -13,8 +13,8 @@ import urllib3
 from tests.servers.opensearch import NAME, OpenSearchServer
 
 from penstock import adaptors as a
-from penstock.adaptors.elasticsearch import source as elasticsearch_source
 from penstock.adaptors.base import Adaptor
+from penstock.adaptors.elasticsearch import source as elasticsearch_source
 from penstock.base.errors import UsageError
 from penstock.log.message import MessageOffset, Mode, Resume
 from penstock.testing.adaptors import Can, Row, SourceConformance, SourceSubject, TypedRow

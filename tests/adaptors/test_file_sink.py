@@ -477,8 +477,8 @@ def test_power_loss_neither_loses_nor_doubles_and_no_sync_is_needless(
     # What others wrote counts as durable in the harness; on a disk it may not be, before it is synced. The sync
     # in `open` is for what a killed publisher left: proved below.
     exempt = [
-        "file_sink.py:FilePublisher.open",
-        *(["file_sink.py:FilePublisher._claimed"] if prepare else []),
+        "sink.py:FilePublisher.open",
+        *(["sink.py:FilePublisher._claimed"] if prepare else []),
     ]
     every_sync_matters(publish_some, verify, seed=1, prepare=prepare, exempt=exempt)
 
@@ -517,7 +517,7 @@ def test_what_a_killed_publisher_left_is_durable_before_it_is_told() -> None:
     for steps in range(1, 30):
         log = check(killed_publishers(steps), what_was_told, seed=steps).log
         for site in sync_sites(log):
-            if site.label == "file_sink.py:FilePublisher.open":
+            if site.label == "sink.py:FilePublisher.open":
                 try:
                     check(killed_publishers(steps), what_was_told, seed=steps, drop_sync=site)
                 except BrokenPromiseError:

@@ -10,7 +10,7 @@ import os
 import pickle
 import signal
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,7 +27,15 @@ from penstock.adaptors.formats.partition_stage import Layout
 from penstock.base.disk import Buffer, Disk, DiskFile
 from penstock.base.errors import CorruptError, RefusedError, UsageError
 from penstock.log.schema import Field, Kind, Schema
-from penstock.testing.powerloss import Mark, RecordingDisk, every_sync_matters, marked
+from penstock.testing.powerloss import (
+    BrokenPromiseError,
+    Mark,
+    RecordingDisk,
+    check,
+    every_sync_matters,
+    marked,
+    sync_sites,
+)
 
 LOG = "0123-log"
 ORDERS = Schema((Field("id", Kind.INT), Field("day", Kind.DATE), Field("city", Kind.STRING)), key=("id",))
@@ -376,6 +384,67 @@ def test_power_loss_neither_loses_nor_doubles_and_no_sync_is_needless() -> None:
         "test_partition_sink.py:*",
     ]
     every_sync_matters(publish_some, verify, seed=1, untracked=["staged/*"], exempt=exempt)
+
+
+def killed_publishers(steps: int) -> Callable[[RecordingDisk, Path], None]:
+    """A publisher that is killed after so many steps, and one that opens what it left and says what it has."""
+
+    def record(disk: RecordingDisk, root: Path) -> None:
+        part = root / "staged" / "part0"
+        disk.make_dirs(part / "ns=ordersa")
+        with disk.open(part / "ns=ordersa" / "00000.jsonl", create=True) as file:
+            file.write_at(b"0\n", 0)
+        with disk.killed_after(steps):
+            first = made(root, disk)
+            first.open(at(0))
+            first.publish([Staged(str(part), 1, 1, 2, 0, 0, True, {})], at(1))
+        with contextlib.suppress(OSError):
+            first.close()
+        second = made(root, disk)
+        disk.mark(second.open(at(0)).watermark)
+        second.close()
+
+    return record
+
+
+def broken_without(
+    site: str,
+    record: Callable[[RecordingDisk, Path], None],
+    verify: Callable[[Path, Sequence[Mark]], None],
+    seed: int,
+) -> bool:
+    """Whether a promise that holds does not when this one sync is left out."""
+    log = check(record, verify, seed=seed, untracked=["staged/*"]).log
+    for found in sync_sites(log):
+        if found.label == f"partition_local.py:{site}":
+            try:
+                check(record, verify, seed=seed, untracked=["staged/*"], drop_sync=found)
+            except BrokenPromiseError:
+                return True
+    return False
+
+
+def test_what_a_killed_publisher_left_is_durable_before_it_is_told() -> None:
+    site = "LocalTarget.load"
+    needed = [broken_without(site, killed_publishers(steps), verify, seed=steps) for steps in range(40, 80)]
+    assert any(needed), f"no promise is broken without the sync in {site}"
+
+
+def test_a_position_without_files_is_durable_from_the_first_one_on() -> None:
+    def record(disk: RecordingDisk, root: Path) -> None:
+        publisher = made(root, disk)
+        publisher.open(at(0))
+        publisher.publish([], at(1))
+        disk.mark(1)
+        publisher.close()
+
+    def kept(root: Path, marks: Sequence[Mark]) -> None:
+        publisher = made(root, Disk())
+        position = publisher.open(at(0))
+        publisher.close()
+        assert position.watermark >= max(marked(marks, int), default=0)
+
+    assert broken_without("LocalTarget.open Disk.make_dirs", record, kept, seed=1)
 
 
 # CSV, compressed lines and standard output: one file, or none

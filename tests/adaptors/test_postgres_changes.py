@@ -12,6 +12,7 @@ import pytest
 from tests.adaptors.postgres_shop import PATIENCE, Shop, rows_of
 from tests.servers.postgres import PostgresServer
 
+from penstock.adaptors.postgres import changes as postgres_changes
 from penstock.adaptors.postgres import reader as postgres_reader
 from penstock.adaptors.postgres import run as postgres_run
 from penstock.adaptors.postgres import stream as postgres_stream
@@ -176,7 +177,7 @@ def test_a_large_transaction_comes_in_parts_and_once_whatever_crashes(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, packed_from: int
 ) -> None:
     monkeypatch.setattr(postgres_reader, "MOST_ROWS", 300)
-    monkeypatch.setattr("penstock.adaptors.postgres.changes.PACK_FROM", packed_from)
+    monkeypatch.setattr(postgres_changes, "PACK_FROM", packed_from)
     shop.sql("CREATE TABLE big (id int PRIMARY KEY, v text)", "CREATE TABLE side (id int PRIMARY KEY)")
     with shop.reading() as reading:
         shop.settle(reading)

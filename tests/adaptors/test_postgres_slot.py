@@ -14,6 +14,7 @@ from penstock import adaptors
 from penstock.adaptors.base import Finding
 from penstock.adaptors.postgres import monitor as postgres_monitor
 from penstock.adaptors.postgres import run as postgres_run
+from penstock.adaptors.postgres import stream as postgres_stream
 from penstock.base.errors import AwayError, PenstockError, UsageError
 from penstock.testing.adaptors.model import Log
 
@@ -38,8 +39,12 @@ def refused(shop: Shop, complaint: str) -> UsageError:
 
 
 def followed(shop: Shop) -> None:
+    """Log everything that is there, and wait until the server has noticed that the reader is gone."""
     with shop.reading() as reading:
         shop.settle(reading)
+    deadline = time.monotonic() + PATIENCE
+    while shop.slot()[1] and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def test_a_slot_that_somebody_dropped_is_told_and_a_backfill_mends_it(shop: Shop) -> None:
@@ -138,7 +143,7 @@ def test_a_position_of_another_server_is_told(shop: Shop) -> None:
 
 
 def test_the_slot_is_in_use_by_another_run(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.adaptors.postgres.stream.IN_USE_SECONDS", 0.3)
+    monkeypatch.setattr(postgres_stream, "IN_USE_SECONDS", 0.3)
     with shop.reading() as reading:
         shop.settle(reading)
         log, shop.log = shop.log, Log()

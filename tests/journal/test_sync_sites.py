@@ -33,11 +33,24 @@ FILE_SINK_KILLED = (
     "adaptors/test_file_sink.py::test_what_a_killed_publisher_left_is_durable_before_it_is_told"
 )
 
+DIRECTORY = "adaptors/test_partition_sink.py::"
+DIRECTORY_SINK = DIRECTORY + "test_power_loss_neither_loses_nor_doubles_and_no_sync_is_needless"
+DIRECTORY_KILLED = DIRECTORY + "test_what_a_killed_publisher_left_is_durable_before_it_is_told"
+
 PROOFS = {
-    "adaptors/file_sink.py FilePublisher.open sync_dir": FILE_SINK_KILLED,
-    "adaptors/file_sink.py FilePublisher.publish sync": FILE_SINK,
-    "adaptors/file_sink.py FilePublisher._claimed sync": FILE_SINK,
-    "adaptors/file_sink.py FilePublisher._keep replace_file": FILE_SINK,
+    "adaptors/file/partition_local.py LocalTarget.bring make_dirs": DIRECTORY_SINK,
+    "adaptors/file/partition_local.py LocalTarget.bring sync": DIRECTORY_SINK,
+    "adaptors/file/partition_local.py LocalTarget.bring sync_dir": DIRECTORY_SINK,
+    "adaptors/file/partition_local.py LocalTarget.load sync_dir": DIRECTORY_KILLED,
+    "adaptors/file/partition_local.py LocalTarget.note replace_file": DIRECTORY_SINK,
+    "adaptors/file/partition_local.py LocalTarget.open make_dirs": DIRECTORY
+    + "test_a_position_without_files_is_durable_from_the_first_one_on",
+    "adaptors/file/partition_local.py LocalTarget.remove sync_dir": DIRECTORY_SINK,
+    "adaptors/file/partition_local.py LocalTarget.save replace_file": DIRECTORY_SINK,
+    "adaptors/file/sink.py FilePublisher.open sync_dir": FILE_SINK_KILLED,
+    "adaptors/file/sink.py FilePublisher.publish sync": FILE_SINK,
+    "adaptors/file/sink.py FilePublisher._claimed sync": FILE_SINK,
+    "adaptors/file/sink.py FilePublisher._keep replace_file": FILE_SINK,
     "base/disk.py Disk.make_dirs make_dirs": DISK
     + "test_a_folder_that_a_killed_process_made_is_durable_before_anything_rests_on_it",
     "base/disk.py Disk.make_dirs sync_dir": DISK + "test_the_sync_of_make_dirs_matters",

@@ -21,7 +21,17 @@ import pytest
 from penstock import Pipeline
 from penstock import adaptors as a
 from penstock import functions as f
-from penstock.adaptors.base import Adaptor, Batch, Publisher, Refusal, SinkPosition, Source, Stage, Staged
+from penstock.adaptors.base import (
+    Adaptor,
+    Bad,
+    Batch,
+    Publisher,
+    Refusal,
+    SinkPosition,
+    Source,
+    Stage,
+    Staged,
+)
 from penstock.adaptors.file.sink import FilePublisher, FileSink, FileStager
 from penstock.adaptors.formats import partfile
 from penstock.adaptors.formats.linewriter import Writing
@@ -31,6 +41,7 @@ from penstock.functions.chain import Chain, Step
 from penstock.functions.python import MutableMessage
 from penstock.journal.client import BrokerGoneError, Client
 from penstock.journal.embedded import EmbeddedBroker
+from penstock.log import deadletters
 from penstock.log.commitlog import CommitLog
 from penstock.log.control import Control, ControlEntry
 from penstock.log.message import Message, Mode, Op, Resume
@@ -168,27 +179,31 @@ def _complaining(message: MutableMessage) -> MutableMessage:
 
 
 @dataclasses.dataclass(frozen=True)
-class Halves(Adaptor):
-    """A source that gives the first half of a transaction, and ends a second later."""
+class Scripted(Adaptor):
+    """A source that gives one batch, and ends after a while."""
 
-    name: ClassVar[str] = "halves"
+    batch: Batch
+    seconds: float = 0.0
+    name: ClassVar[str] = "scripted"
     description: ClassVar[str] = "for tests"
     reads: ClassVar[bool] = True
 
     def source(self) -> Source:
-        return HalfSource()
+        return ScriptedSource(self)
 
 
-class HalfSource(Source):
+class ScriptedSource(Source):
+    def __init__(self, script: Scripted) -> None:
+        self._script = script
+
     def namespaces(self) -> Sequence[str]:
         return ["t"]
 
     def read(
         self, accept: Callable[[str], bool], resume: Mapping[str, Resume], stop: threading.Event
     ) -> Iterator[Batch]:
-        messages = [Message("t", b'{"n":"%s"}' % (b"x" * 100), ts=NOW, mode=Mode.SYNC)] * 100
-        yield Batch(messages, {"t": {"n": 100}}, more=True)
-        stop.wait(1.0)
+        yield self._script.batch
+        stop.wait(self._script.seconds)
 
 
 class TestDetaching:
@@ -217,13 +232,29 @@ class TestDetaching:
     ) -> None:
         """Nobody can be given it before: a sink that has everything else is not behind."""
         monkeypatch.setattr(lag, "AGE_EVERY", 0.1)
+        messages = [Message("t", b'{"n":"%s"}' % (b"x" * 100), ts=NOW, mode=Mode.SYNC)] * 100
+        half = Batch(messages, {"t": {"n": 100}}, more=True)
         pipeline = Pipeline("p")
         limit = MaxLag(bytes=1000, then=WhenBehind.DETACH)
-        pipeline.source("in", Halves()).save("out", a.discard(), max_lag=limit)
+        pipeline.source("in", Scripted(half, seconds=1.0)).save("out", a.discard(), max_lag=limit)
         summary = ended(lambda: run(pipeline, data_dir=tmp_path / "data", once=True), seconds=20)
         assert "within a transaction" in str(summary.message), "it ended otherwise"
         with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
             assert not OffsetLog(client, "p", "out", NOW).state.commit.detached
+
+
+def test_no_place_of_bad_input_tells_a_password(tmp_path: Path) -> None:
+    bad = Bad(
+        "t", "https://me:hunter2-hunter2@host/x.jsonl, line 1", "https://me:hunter2-hunter2@host: no", b"?"
+    )
+    pipeline = Pipeline("p")
+    pipeline.source("in", Scripted(Batch(bad=[bad], positions={"t": {"n": 1}}))).save("out", a.discard())
+    for _ in range(2):
+        assert run(pipeline, data_dir=tmp_path / "data", once=True).exit_code == 0
+    with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
+        (letter,) = deadletters.load(client, "p")
+    assert letter.place == "https://me:***@host/x.jsonl, line 1"
+    assert letter.error == "https://me:***@host: no"
 
 
 class TestBrokerAway:

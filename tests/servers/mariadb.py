@@ -118,7 +118,7 @@ class MySqlServer:
         }
         command = self._tree.command(
             self.flavour.program, *_base(self._tree, self._home / "data"), f"--port={self.port}",
-            f"--socket={self._home / 'socket'}", f"--pid-file={self._home / 'pid'}",
+            f"--socket={self._home / 'socket'}", f"--pid-file={self._home / 'pid'}", f"--tmpdir={self._home}",
             *(f"--{name}={value}" for name, value in chosen.items()),
         )  # fmt: skip
         with (self._home / "log").open("ab") as log:

@@ -7,10 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.log import commitlog, positions
+from penstock.journal.client import Client
+from penstock.log import commitlog, positions, walking
+from penstock.log import record as rec
 from penstock.log.commitlog import CommitLog
 from penstock.log.message import Message, Mode
 from penstock.log.packing import pack
@@ -200,3 +203,32 @@ def test_no_batch_ends_within_a_unit_whatever_the_limits(
             seen += offsets(stream.batch())
             assert stream.position["offset"] > at or stream.position["byte"] > 0
         assert seen == list(range(log.point.offset))
+
+
+def test_a_sink_far_behind_does_not_look_through_an_open_transaction_for_each_of_its_batches(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (positions, commitlog):
+        monkeypatch.setattr(module, "GRANULE", 500)
+    monkeypatch.setattr("penstock.spark.planning.SMALL_BATCH", 600)
+    log = a_log(place)
+    for _ in range(20):
+        log.append(some(10), {}, [], NOW)
+    closed = log.point
+    log.append(some(500), {}, [], NOW, more=True)
+    walked: list[int] = []
+    chunks = walking.chunks
+
+    def noted(client: Client, journal: str, begin: int, end: int, split: Any) -> Any:
+        if split is not rec.boundaries:  # those look at a record or two
+            walked.append(max(end, closed.byte) - max(begin, closed.byte))
+        return chunks(client, journal, begin, end, split)
+
+    monkeypatch.setattr(walking, "chunks", noted)
+    stream = Stream(place, pipeline="shop", maxBytes=1000)
+    given = []
+    while batch := stream.batch():
+        given += offsets(batch)
+    assert given == list(range(200))
+    whole = [size for size in walked if size >= log.point.byte - closed.byte]
+    assert len(whole) <= 3, f"looked through {len(whole)} times"

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -528,10 +529,24 @@ def test_a_range_beyond_the_end_of_its_journal_is_not_waited_for_for_ever(
     place.create("set-back")
     place.client.append("set-back", b"one\n")
     options = SourceOptions.parse({"dataDir": str(place.path), "journal": "set-back"})
-    with pytest.raises(
-        PenstockError, match="ends at byte 4; when this range was planned, it had the bytes up to 8"
-    ):
+    with pytest.raises(PenstockError, match="ends at byte 4; it had the bytes up to 8 before"):
         list(read_range(options, None, JournalRange(0, 8)))
+
+
+def test_a_stream_behind_the_end_of_its_journal_says_so(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait until other bytes are there, and go on in the midst of them."""
+    monkeypatch.setattr(ranges, "PATIENCE", 0.2)
+    place.create("set-back/stream")
+    place.client.append("set-back/stream", b"one\n")
+    options = {"dataDir": str(place.path), "journal": "set-back/stream", "wait": "0.1s"}
+    planning = planner(SourceOptions.parse(options), stream=True)
+    assert planning.wait(8) == 4
+    time.sleep(0.2)
+    with pytest.raises(PenstockError, match="ends at byte 4; it had the bytes up to 8 before"):
+        planning.wait(8)
+    assert planning.wait(0) == 4
 
 
 def test_a_replica_that_is_behind_is_waited_for(place: Place) -> None:

@@ -15,11 +15,13 @@ from penstock.adaptors.discard import Discard
 from penstock.adaptors.elasticsearch import Elasticsearch
 from penstock.adaptors.file import File
 from penstock.adaptors.generate import Generate
+from penstock.adaptors.http import Http
 from penstock.adaptors.kafka import Kafka
 from penstock.adaptors.mongodb import MongoDb
 from penstock.adaptors.mysql import MySql
 from penstock.adaptors.nats import Nats
 from penstock.adaptors.postgres import Postgres
+from penstock.adaptors.rabbitmq import RabbitMq
 from penstock.adaptors.redis import Redis
 from penstock.adaptors.s3 import S3
 from penstock.adaptors.sqlite import Sqlite
@@ -27,7 +29,10 @@ from penstock.base.settings import load
 
 ALL: Mapping[str, type[Adaptor]] = {
     kind.name: kind
-    for kind in (Discard, Elasticsearch, File, Generate, Kafka, MongoDb, MySql, Nats, Postgres, Redis, S3, Sqlite)
+    for kind in (
+        Discard, Elasticsearch, File, Generate, Http, Kafka, MongoDb, MySql, Nats, Postgres, RabbitMq, Redis, S3,
+        Sqlite,
+    )
 }
 """Every built-in adaptor by its name, for `about` and `init`."""
 
@@ -50,6 +55,11 @@ def file(**settings: object) -> File:
 def generate(**settings: object) -> Generate:
     """A source of numbered test data: `generate(count=1000, namespaces=["a", "b"])`."""
     return load("adaptor 'generate'", Generate, settings)
+
+
+def http(**settings: object) -> Http:
+    """A web service, as sink: `http(uri="https://api.example.org/events/{ns}", token="${TOKEN}")`."""
+    return load("adaptor 'http'", Http, settings)
 
 
 def kafka(**settings: object) -> Kafka:
@@ -77,6 +87,11 @@ def postgres(**settings: object) -> Postgres:
     return load("adaptor 'postgres'", Postgres, settings)
 
 
+def rabbitmq(**settings: object) -> RabbitMq:
+    """The queues and exchanges of RabbitMQ: `rabbitmq(uri="amqp://localhost:5672/", queues=["orders"])`."""
+    return load("adaptor 'rabbitmq'", RabbitMq, settings)
+
+
 def redis(**settings: object) -> Redis:
     """The streams of Redis or Valkey, as source or sink: `redis(uri="redis://localhost:6379/0", tail=True)`."""
     return load("adaptor 'redis'", Redis, settings)
@@ -98,11 +113,13 @@ __all__ = [
     "elasticsearch",
     "file",
     "generate",
+    "http",
     "kafka",
     "mongodb",
     "mysql",
     "nats",
     "postgres",
+    "rabbitmq",
     "redis",
     "s3",
     "sqlite",

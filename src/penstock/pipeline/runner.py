@@ -260,7 +260,7 @@ class _Run:
         return bury
 
     def _keep_bad(self, bad: Sequence[Bad]) -> int:
-        misfits = [Misfit(one.ns, one.place, mask(one.error), one.content) for one in bad]
+        misfits = [Misfit(one.ns, mask(one.place), mask(one.error), one.content) for one in bad]
         return self._dead_letters().add_misfits(self._pipeline.source_node.name, misfits, _now())
 
     def _dead_letters(self) -> DeadLetters:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import closing
@@ -25,6 +26,7 @@ from penstock.log.message import ByteOffset, MessageOffset
 from penstock.log.positions import ORIGIN, LogCache, LogPoint
 from penstock.log.reader import LogReader
 from penstock.log.record import MAX_SIZE
+from penstock.spark import ranges
 from penstock.spark.endsearch import EndSearch, Limits
 from penstock.spark.options import Content, DataLossError, Edge, SourceOptions
 from penstock.spark.ranges import CompactedRange, JournalRange, LocalFile, RangeReader, Window, locate
@@ -47,6 +49,7 @@ class Planner(ABC):
         self.options = options
         self.stream = stream
         self._located: tuple[int, int, list[LocalFile]] = (0, 0, [])
+        self._lacking_since: float | None = None
 
     @abstractmethod
     def start(self) -> Place:
@@ -75,8 +78,17 @@ class Planner(ABC):
         return self.client.head(self.options.journal)
 
     def wait(self, beyond: int) -> int:
-        """The head, as soon as it is past `beyond`; waits in the broker rather than in a loop."""
-        return self.client.wait(self.options.journal, beyond, self.options.wait)
+        """The head, as soon as it is past `beyond`; waits in the broker rather than in a loop.
+
+        `beyond` was the head once. A broker that is behind may say less for a while; a journal that was set back would
+        have the query wait until other bytes are there, and go on in the midst of them.
+        """
+        head = self.client.wait(self.options.journal, beyond, self.options.wait)
+        now = time.monotonic()
+        self._lacking_since = None if head >= beyond else self._lacking_since or now
+        if self._lacking_since is not None and now - self._lacking_since > ranges.PATIENCE:
+            raise ranges.set_back(self.options.journal, head, beyond)
+        return head
 
     def _loss(self, begin: int, end: int) -> None:
         """The bytes between are gone and were asked for."""
@@ -194,11 +206,17 @@ class RecordPlanner(Planner):
         return self._between([*chosen, last])
 
     def _points(self, begin: LogPoint, head: int, limits: Limits) -> list[LogPoint]:
-        """Known places from `begin` on: those of the index, or else of a walk as far as the limits go."""
+        """Known places from `begin` on: those of the index, or else of a walk as far as the limits go.
+
+        What lies behind the index is walked through, and may be a unit of any size that has no end yet: not for a batch
+        that ends before.
+        """
         if head - begin.byte > SMALL_BATCH:
             entries = self.log.trusted_entries(head)
             if entries and entries[-1].byte > begin.byte:
-                return self.log.points(begin, ByteOffset(head))
+                far = begin.byte + limits.max_bytes if limits.max_bytes is not None else head
+                end = next((point.byte for point in entries if point.byte >= far), head)
+                return self.log.points(begin, ByteOffset(end))
         return self._walk(begin, head, limits)
 
     def _walk(self, begin: LogPoint, head: int, limits: Limits) -> list[LogPoint]:

@@ -32,6 +32,14 @@ WINDOW = 2 << 20
 """Small enough that what was read is still in the processor's cache when it is decoded."""
 
 
+def set_back(journal: str, head: int, end: int) -> PenstockError:
+    """What is wrong with a journal that has ended at `head` for too long, though it had the bytes up to `end`."""
+    return PenstockError(
+        f"journal {journal} ends at byte {head}; it had the bytes up to {end} before",
+        hint="its head was set back, or its brokers are far behind each other; start the query anew",
+    )
+
+
 class LocalFile(NamedTuple):
     """Bytes [begin, end) of a journal as they are, from `position` on in a file of this machine."""
 
@@ -192,11 +200,7 @@ class RangeReader:
         if self._lacking_since is None:
             self._lacking_since = now
         elif now - self._lacking_since > PATIENCE:
-            raise PenstockError(
-                f"journal {self.journal} ends at byte {self.position}; when this range was planned, "
-                f"it had the bytes up to {self._end}",
-                hint="its head was set back, or its brokers are far behind each other; start the query anew",
-            )
+            raise set_back(self.journal, self.position, self._end)
         time.sleep(0.05)
 
 

@@ -32,7 +32,8 @@ class Nats(Adaptor):
     extra: ClassVar[str] = "nats"
 
     uri: str = setting(
-        "the servers, parted by commas; tls:// for TLS", example="nats://penstock:${NATS_PASSWORD}@localhost:4222"
+        "the servers, parted by commas; tls:// for TLS",
+        example="nats://penstock:${NATS_PASSWORD}@localhost:4222",
     )
     token: str = setting("a token, in place of user and password", default="", secret=True)
     credentials: str = setting("a file of credentials (.creds)", default="")
@@ -51,10 +52,14 @@ class Nats(Adaptor):
     )
     poll_interval: float = setting("source: seconds between two looks for new streams", default=5.0)
     stream: str = setting("sink: the stream to write", default="")
-    prefix: str = setting("sink: what goes before a namespace to make the subject of its messages", default="")
+    prefix: str = setting(
+        "sink: what goes before a namespace to make the subject of its messages", default=""
+    )
     envelope: bool = setting("sink: headers with op, namespace, time and key of a message", default=True)
     shared: bool = setting("sink: others write the stream too; then at least once", default=False)
-    create: bool = setting("sink: make the stream, for the subjects that begin with the prefix", default=False)
+    create: bool = setting(
+        "sink: make the stream, for the subjects that begin with the prefix", default=False
+    )
 
     def __post_init__(self) -> None:
         for server in self.servers:

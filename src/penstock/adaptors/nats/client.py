@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from penstock.adaptors.eventloop import EventLoop
-from penstock.adaptors.needs import need
 from penstock.adaptors.nats import Nats
+from penstock.adaptors.needs import need
 from penstock.base.errors import AwayError, PenstockError, UsageError
 from penstock.base.secrets import mask
 

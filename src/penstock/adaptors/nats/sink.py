@@ -123,13 +123,17 @@ class NatsSink(Sink):
         self.guarantee = Guarantee.AT_LEAST_ONCE if settings.shared else Guarantee.EXACTLY_ONCE
         self._limits: dict[str, int] = {}
         if not settings.stream:
-            raise UsageError("adaptor 'nats' as a sink needs the setting 'stream'", hint="name the stream to write")
+            raise UsageError(
+                "adaptor 'nats' as a sink needs the setting 'stream'", hint="name the stream to write"
+            )
 
     def inspect(self) -> Sequence[Finding]:
         client = Client(self._settings)
         try:
             if _about(client, self._settings.stream) is None and not self._settings.create:
-                return [Finding(f"there is no stream '{self._settings.stream}'", "set create=True", fatal=True)]
+                return [
+                    Finding(f"there is no stream '{self._settings.stream}'", "set create=True", fatal=True)
+                ]
         finally:
             client.close()
         return ()
@@ -170,7 +174,9 @@ class NatsPublisher(Publisher):
 
     def __init__(self, settings: Nats, name: str, limits: dict[str, int]) -> None:
         self._settings = settings
-        self._record = "penstock.positions." + re.sub(r"[^\w-]", lambda found: f"_{ord(found[0]):x}_", name or "sink")
+        self._record = "penstock.positions." + re.sub(
+            r"[^\w-]", lambda found: f"_{ord(found[0]):x}_", name or "sink"
+        )
         self._limits = limits
         self._client: Client | None = None
         self._about: _Told | None = None

@@ -5,7 +5,7 @@ number of the last message that was read, and, while it is copied, where the str
 are read through a consumer that belongs to one start alone and begins behind that number, so each is logged exactly
 once, whatever crashes; nothing is acknowledged, since the numbers in the log are the truth.
 
-A message that was removed by a limit of the stream, or a purge, before it was read is a `LostError`, unless the settings
+A message that a limit of the stream, or a purge, removed before it was read is a `LostError`, unless the settings
 accept it; so is a stream that was deleted, or made anew. Single messages that somebody deleted are not told.
 """
 
@@ -178,9 +178,7 @@ class NatsSource(Source):
     def _streams(self, client: Client) -> list[str]:
         found: list[str] = []
         while True:
-            told = client.ask(
-                "STREAM.NAMES", {"offset": len(found)}, _listed, "cannot list the streams"
-            )
+            told = client.ask("STREAM.NAMES", {"offset": len(found)}, _listed, "cannot list the streams")
             found += told.streams or []
             if not told.streams or len(found) >= told.total:
                 return sorted(found)
@@ -196,7 +194,9 @@ class NatsSource(Source):
             if about is None:
                 continue
             if about.config.retention == "workqueue":
-                raise UsageError(_no_queue(ns), hint="mirror it into a stream that keeps by limits, and read that")
+                raise UsageError(
+                    _no_queue(ns), hint="mirror it into a stream that keeps by limits, and read that"
+                )
             place = self._places.get(ns)
             if place is None:
                 self._places[ns] = place = _resumed(resume.get(ns), about, tail=self._settings.tail)
@@ -214,7 +214,9 @@ class NatsSource(Source):
             begun, behind = place.after > 0, place.after
             place.after, place.consumer = about.state.first_seq - 1, ""
             if begun and not self._settings.subject:
-                self._lose(f"stream '{ns}': {gone} messages behind {behind} were removed before they were read")
+                self._lose(
+                    f"stream '{ns}': {gone} messages behind {behind} were removed before they were read"
+                )
             elif begun:
                 self._lose(
                     f"stream '{ns}': {gone} messages behind {behind} were removed, maybe some of "
@@ -290,7 +292,9 @@ class NatsSource(Source):
         if self._settings.subject_field:
             more[self._settings.subject_field] = got.subject
         if self._settings.headers_field:
-            more[self._settings.headers_field] = {str(name): str(value) for name, value in got.headers.items()}
+            more[self._settings.headers_field] = {
+                str(name): str(value) for name, value in got.headers.items()
+            }
         if not more:
             return data
         front = msgspec.json.encode(more)[:-1]
