@@ -38,7 +38,15 @@ settings.load_profile("penstock")
 _FIRST_HALF = ("test_runner.py", "test_hostile_spark.py", "test_examples.py")
 """Of the tests that share a session; about half of them by time."""
 
-_LONGEST = ("spark 1", "spark 2", "crash/test_kill", "standalone master", "test_executors", "test_session", "test_")
+_LONGEST = (
+    "spark 1",
+    "spark 2",
+    "crash/test_kill",
+    "standalone master",
+    "test_executors",
+    "test_session",
+    "test_",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,24 @@ from tests.servers.http import TOKEN, HttpServer
 
 from penstock import adaptors as a
 from penstock.adaptors.base import Adaptor
+from penstock.adaptors.http import Http
 from penstock.base import secrets
-from penstock.base.errors import AwayError, RefusedError, UsageError
+from penstock.base.errors import AwayError, PenstockError, RefusedError, UsageError
 from penstock.log.message import Message, Op
 from penstock.log.schema import Field, Kind, Schema
-from penstock.testing.adaptors import Can, Holds, Row, SinkConformance, SinkSubject, TypedDelivery
+from penstock.testing.adaptors import (
+    Can,
+    Holds,
+    Row,
+    SinkConformance,
+    SinkSubject,
+    SourceConformance,
+    SourceSubject,
+    TypedDelivery,
+    TypedRow,
+)
 from penstock.testing.adaptors.delivery import Delivery, message
+from penstock.testing.adaptors.model import Log, Reading
 
 pytestmark = pytest.mark.xdist_group("http")
 
@@ -167,3 +180,139 @@ def test_settings_are_checked_before_anything_connects() -> None:
         a.http(uri="localhost")
     with pytest.raises(UsageError, match="expected more than 0"):
         a.http(uri="http://x", max_count=0)
+
+
+class FeedSubject(SourceSubject):
+    """A JSON API with pages of fifty."""
+
+    name = "http"
+    secret = TOKEN
+    server = "Python's http.server"
+    cannot: Mapping[Can, str] = {
+        Can.NAMESPACES: "an address is one namespace",
+        Can.ADDED: "an address is one namespace",
+        Can.UPDATES: "what a page has stays as it is",
+        Can.DELETES: "what a page has stays as it is",
+        Can.REKEYS: "what a page has stays as it is",
+        Can.TRUNCATE: "what a page has stays as it is",
+        Can.OVERSIZE: "a document above the limit is kept among the dead letters",
+        Can.ACKNOWLEDGES: "there is nothing to tell an API",
+    }
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._ns = "none"
+
+    def adaptor(self, *, tail: bool) -> Adaptor:
+        return a.http(
+            uri=f"{self._server.uri}/{self._ns}", ns=self._ns, token=TOKEN, tail=tail, interval=0.2, timeout=5.0,
+            items="page.items", cursor="page.next", parameter="after", key=["id"],
+        )  # fmt: skip
+
+    def misconfigured(self) -> Mapping[str, Adaptor]:
+        return {
+            "nobody listens": a.http(uri="http://127.0.0.1:1/x", token=TOKEN, timeout=1.0),
+            "wrong token": a.http(uri=f"{self._server.uri}/x", token=f"wrong-{TOKEN}"),
+            "no such page": a.http(uri=f"{self._server.uri}/no-such-page", token=TOKEN),
+        }
+
+    def stop_server(self) -> None:
+        self._server.kill()
+
+    def start_server(self) -> None:
+        self._server.start()
+
+    @property
+    def _feed(self) -> Path:
+        return self._server.place / f"feed-{self._ns}.jsonl"
+
+    def make(self, word: str) -> str:
+        self._ns = word
+        self._feed.touch()
+        return word
+
+    def several(self) -> Sequence[Row]:
+        return [Row(i, f"{i:06d} " + "x" * 1200) for i in range(180)]
+
+    def put(self, *texts: str) -> None:
+        with self._feed.open("a") as feed:
+            feed.write("".join(f"{text}\n" for text in texts))
+
+    def insert(self, ns: str, rows: Sequence[Row]) -> None:
+        self.put(*(json.dumps({"id": row.id, "text": row.text}, ensure_ascii=False) for row in rows))
+
+    def contents(self, ns: str) -> Mapping[int, str]:
+        documents = [json.loads(line) for line in self._feed.read_text().split("\n") if line]
+        return {one["id"]: one["text"] for one in documents}
+
+    def typed(self, word: str) -> TypedRow:
+        ns = self.make(word)
+        expected = {"id": "1", "n": "1.50", "text": '"grüße"', "null": "null", "list": "[1, 2]"}
+        body = '{"id": 1, "n": 1.50, "text": "grüße", "null": null, "list": [1, 2]}'
+        return TypedRow(ns, lambda: self.put(body), expected)
+
+    def add_field(self, ns: str) -> None:
+        """There is nothing to do: each document has its own fields."""
+
+    def insert_extra(self, ns: str, row: Row, extra: str) -> None:
+        self.put(json.dumps({"id": row.id, "text": row.text, "extra": extra}))
+
+
+class TestHttpSource(SourceConformance):
+    @pytest.fixture
+    def subject(self, http_server: HttpServer) -> FeedSubject:
+        return FeedSubject(http_server)
+
+
+def read(feed: FeedSubject, log: Log, **settings: object) -> None:
+    """One start, to its end."""
+    adaptor = feed.adaptor(tail=False)
+    assert isinstance(adaptor, Http)
+    with Reading(replace(adaptor, **settings), log, lambda ns: True) as reading:  # type: ignore[arg-type]
+        reading.to_the_end(20.0)
+
+
+def test_a_page_without_a_cursor_behind_it_is_taken_once_and_goes_on_where_it_ended(
+    http_server: HttpServer,
+) -> None:
+    feed, log = FeedSubject(http_server), Log()
+    feed.make("nocursor")
+    feed.put('{"id":1}', '{"id":2}')
+    read(feed, log, cursor="page.nothing")
+    feed.put('{"id":3}')
+    read(feed, log, cursor="page.nothing")
+    assert [one.data for one in log.messages] == [b'{"id":1}', b'{"id":2}', b'{"id":3}']
+
+
+def test_documents_that_are_no_objects_are_kept_and_stop_nothing(http_server: HttpServer) -> None:
+    feed, log = FeedSubject(http_server), Log()
+    feed.make("bad")
+    feed.put("7", '{"id":2}', '{"other":3}')
+    read(feed, log)
+    assert [one.data for one in log.messages] == [b'{"id":2}']
+    assert [bad.content for bad in log.bad.values()] == [b"7", b'{"other":3}']
+
+
+@pytest.mark.parametrize("settings", [{"items": "page.nothing"}, {"items": "page"}])
+def test_an_answer_of_another_shape_is_an_error(http_server: HttpServer, settings: dict[str, str]) -> None:
+    feed = FeedSubject(http_server)
+    feed.make("shape")
+    with pytest.raises(PenstockError, match="something else than expected"):
+        read(feed, Log(), **settings)
+
+
+@pytest.mark.parametrize("answer", ["503", "429 7", "500"])
+def test_an_api_that_has_no_time_is_away(http_server: HttpServer, answer: str) -> None:
+    feed = FeedSubject(http_server)
+    feed.make("busy")
+    http_server.answer(answer)
+    with pytest.raises(AwayError, match=answer[:3]):
+        read(feed, Log())
+
+
+def test_an_answer_above_the_limit_is_an_error(http_server: HttpServer) -> None:
+    feed = FeedSubject(http_server)
+    feed.make("long")
+    feed.put('{"id":1,"text":"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"}')
+    with pytest.raises(PenstockError, match="more than 50 bytes"):
+        read(feed, Log(), max_answer=50)

@@ -202,6 +202,31 @@ def test_a_large_transaction_comes_in_parts_and_once_whatever_crashes(
     assert len(shop.rows("public.big")) == 800
 
 
+def test_a_transaction_that_a_crash_cut_goes_on_before_anything_is_copied(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_reader, "MOST_ROWS", 300)
+    shop.sql("CREATE TABLE big (id int PRIMARY KEY)")
+    with shop.reading() as reading:
+        shop.settle(reading)
+    shop.sql("INSERT INTO big SELECT generate_series(1, 1000)")
+    with shop.reading() as reading:
+        first = reading.step(PATIENCE)
+    assert first is not None
+    assert first.more
+    shop.sql("CREATE TABLE late (id int PRIMARY KEY)", "INSERT INTO late SELECT generate_series(1, 5)")
+    batches = []
+    with shop.reading() as reading:
+        while "public.late" not in shop.log.completed:
+            given = reading.step(PATIENCE)
+            assert given is not None
+            batches.append(given)
+    end = next(i for i, batch in enumerate(batches) if not batch.more)
+    assert end > 0
+    assert all("public.late" not in batch.positions for batch in batches[: end + 1])
+    assert len(shop.messages("public.big")) == 1000
+
+
 def test_a_column_that_changes_within_a_transaction_splits_its_batch(shop: Shop) -> None:
     shop.sql("CREATE TABLE t (id int PRIMARY KEY, a int, b text)")
     with shop.reading() as reading:

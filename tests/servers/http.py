@@ -1,7 +1,8 @@
 """A real web service for tests, a process of its own: keeps what is posted to it in files, one for each path.
 
-It wants a token; refuses a batch with a document that has the number 666 (422); and answers as the file `answers` in its
-directory says, one answer for each line, as long as there are any: `503`, or `429 1` to be asked again in a second.
+It wants a token; refuses a batch with a document that has the number 666 (422); and answers as the file `answers` in
+its directory says, one answer for each line, as long as there are any: `503`, or `429 1` to be asked again in a second.
+What lies in a file `feed-NAME.jsonl` is served by pages, `GET /NAME?after=N`: `{"page": {"items": [...], "next": N}}`.
 
     with running(tmp_path) as server:
         post(server.uri + "/orders")
@@ -19,12 +20,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote, urlsplit
 
 from tests.servers.cache import UnavailableError, end_with_parent, missing
 
 TOKEN = "not-to-be-shown"
 PATIENCE = 30.0
+PAGE = 50
 
 
 class HttpServer:
@@ -78,6 +80,22 @@ class _Handler(BaseHTTPRequestHandler):
     def do_OPTIONS(self) -> None:
         self._say(204 if self._may() else 401)
 
+    def do_GET(self) -> None:
+        if not self._may():
+            return self._say(401)
+        planned = self._planned()
+        if planned:
+            status, _, after = planned.partition(" ")
+            return self._say(int(status), after)
+        parts = urlsplit(self.path)
+        file = self.place / f"feed-{parts.path[1:]}.jsonl"
+        if not file.exists():
+            return self._say(404)
+        begin = int(parse_qs(parts.query).get("after", ["0"])[0])
+        lines = [line for line in file.read_text().split("\n")[begin:] if line][:PAGE]
+        body = f'{{"page": {{"items": [{", ".join(lines)}], "next": {begin + len(lines)}}}}}'
+        return self._say(200, body=body.encode())
+
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if not self._may():
@@ -105,12 +123,13 @@ class _Handler(BaseHTTPRequestHandler):
             file.write_text(rest)
         return first
 
-    def _say(self, status: int, after: str = "") -> None:
+    def _say(self, status: int, after: str = "", body: bytes = b"") -> None:
         self.send_response(status)
         if after:
             self.send_header("Retry-After", after)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing is told."""

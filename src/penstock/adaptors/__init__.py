@@ -30,7 +30,19 @@ from penstock.base.settings import load
 ALL: Mapping[str, type[Adaptor]] = {
     kind.name: kind
     for kind in (
-        Discard, Elasticsearch, File, Generate, Http, Kafka, MongoDb, MySql, Nats, Postgres, RabbitMq, Redis, S3,
+        Discard,
+        Elasticsearch,
+        File,
+        Generate,
+        Http,
+        Kafka,
+        MongoDb,
+        MySql,
+        Nats,
+        Postgres,
+        RabbitMq,
+        Redis,
+        S3,
         Sqlite,
     )
 }

@@ -53,8 +53,10 @@ class Reader:
         self._schemas: dict[str, Schema] = {}
         self._touched: set[str] = set()
         self._transaction: Transaction | None = None
-        self.inside = False
-        """Whether the last batch said `more`: no other may come between."""
+        self._open = {place.lsn for place in places.values() if place.state is State.FOLLOWED and place.done}
+        """Transactions of which the log has a part from an earlier run."""
+        self._begun = False
+        """Whether the log has a part of the transaction that is being read."""
 
     def feed(self, message: out.XLogData | out.Keepalive) -> Sequence[Batch]:
         """Take a message; gives batches when they are full."""
@@ -67,6 +69,11 @@ class Reader:
         if len(self._changes) >= MOST_ROWS or self._changes.size >= MOST_BYTES:
             return [*full, *self.flush()]
         return full
+
+    @property
+    def inside(self) -> bool:
+        """Whether the log has a part of a transaction and not its end: no other batch may come between."""
+        return self._begun or bool(self._open)
 
     @property
     def is_idle(self) -> bool:
@@ -84,14 +91,15 @@ class Reader:
             for ns in self._touched & transaction.counts.keys():
                 self._places[ns].lsn, self._places[ns].done = transaction.final, transaction.counts[ns]
         if not self._changes.gathered and not self._touched:
-            self.inside = self.inside and transaction is not None
+            self._begun = self._begun and transaction is not None
             return ()
         messages, packed = self._changes.written()
         # Of a transaction nothing may be logged yet: then it does not have to go on either.
-        more = transaction is not None and (bool(self._touched & transaction.counts.keys()) or self.inside)
+        touched = transaction is not None and bool(self._touched & transaction.counts.keys())
+        self._begun = transaction is not None and (touched or self._begun)
         positions = {ns: self._places[ns].position for ns in sorted(self._touched)}
-        schemas, self._schemas, self._touched, self.inside = self._schemas, {}, set(), more
-        return (Batch(messages, positions, schemas=schemas, packed=packed, more=more),)
+        schemas, self._schemas, self._touched = self._schemas, {}, set()
+        return (Batch(messages, positions, schemas=schemas, packed=packed, more=self.inside),)
 
     def _decoded(self, found: out.Decoded) -> Sequence[Batch]:
         if isinstance(found, out.Insert | out.Update | out.Delete):
@@ -118,11 +126,13 @@ class Reader:
             if place.state is State.FOLLOWED:
                 place.past(commit.end)
         # A transaction whose first part is logged ends with a batch, if only with its positions.
-        if self.inside:
+        ends = self._begun or self._transaction.final in self._open
+        if ends:
             counted = self._transaction.counts
             self._touched.update(ns for ns in counted if self._places[ns].state is State.FOLLOWED)
+        self._open = {lsn for lsn in self._open if lsn > self._transaction.final}
         self._transaction, self.handled = None, commit.end
-        return self.flush() if self.inside else ()
+        return self.flush() if ends else ()
 
     def _changed(self, relation: int, found: out.Insert | out.Update | out.Delete | None) -> Sequence[Batch]:
         """A change of a row, or the emptying of a table if there is none."""

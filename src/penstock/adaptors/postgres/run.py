@@ -147,7 +147,10 @@ class Run:
 
     @property
     def _is_inside(self) -> bool:
-        return self._reader is not None and self._reader.inside
+        """Whether the log has a part of a transaction and not yet its end, also from an earlier run."""
+        if self._reader is not None:
+            return self._reader.inside
+        return any(place.done for place in self._places.values() if place.state is State.FOLLOWED)
 
     def _copied(self) -> Iterator[Batch]:
         """Ranges that are copied. Without a stream to listen to, this waits for one."""

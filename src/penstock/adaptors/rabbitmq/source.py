@@ -1,7 +1,7 @@
 """The reading half of `rabbitmq`: consumes queues, and acknowledges a message once the log has it.
 
 At least once: what was logged and not acknowledged when a crash came is given again by the server, and logged again.
-With `deduplicate` the position of a queue keeps the ids of its last messages, `{"ids": [...]}`, more than can be without
+With `deduplicate` the position of a queue keeps the ids of its last messages, `{"ids": [...]}`, more than go without
 acknowledgement; a message that comes again with such an id is acknowledged and left out. A queue has no end, and
 no message in it has a number, so the source always follows.
 
