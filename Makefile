@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PROTO  := src/penstock/journal/protocol
 
-.PHONY: run test soak lint format bench proto clean
+.PHONY: run test soak lint format bench conformance proto clean
 
 run: $(READY)  ## the quick start: a sample shop through the log and Spark into two files
 	@$(BIN)/python examples/shop/make_shop.py quickstart/shop.db
@@ -32,7 +32,14 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/spine.py
 	$(BIN)/python benchmarks/journal.py
+	$(BIN)/python benchmarks/ingest.py
 	$(BIN)/python benchmarks/pipeline.py
+	$(BIN)/python benchmarks/adaptors.py
+
+conformance: $(READY)  ## every adaptor through the kit, and the table of it in docs/adaptors.md
+	$(BIN)/python -m pytest -p penstock.testing.adaptors.results --conformance docs/conformance.json \
+	  -n 2 --dist loadgroup tests/adaptors tests/testing/test_conformance.py
+	$(BIN)/python -m penstock.testing.adaptors.results docs/conformance.json docs/adaptors.md
 
 # An older compiler on purpose: code it generates also loads with protobuf 6.
 proto:  ## regenerate the wire's messages after an edit of a .proto
