@@ -266,6 +266,7 @@ CONTENT = bytes(range(256)) * 4000
         ("GZIP_OFFLOAD_DECOMPRESSION", gzip.compress(CONTENT), "gzip", "identity"),
         ("GZIP_OFFLOAD_DECOMPRESSION", CONTENT, "", "identity"),
     ],
+    ids=["as it is", "two members", "told by the store", "packed after all", "unpacked by the store"],
 )
 def test_a_stored_fragment_is_fetched_unpacked_and_cut(
     shelf: Shelf, codec: str, stored: bytes, encoding: str, asked: str
