@@ -21,7 +21,8 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -104,8 +105,7 @@ def run(
     """
     options = RunOptions(data_dir, once, strict, broker, master, cores, settings or {}, scratch, http)
     pipeline.check()
-    os.environ[faults.RUNNER] = str(os.getpid())
-    with open_place(data_dir, broker) as place, signals() as stop:
+    with _named_runner(), open_place(data_dir, broker) as place, signals() as stop:
         work = _Run(pipeline, place, options, stop, report, spark)
         with serving(options.http, lambda: work.progress) as address:
             work.http = address
@@ -114,6 +114,19 @@ def run(
                 failed(summary)
                 raise work.failure
             return summary
+
+
+@contextmanager
+def _named_runner() -> Iterator[None]:
+    """Tell the processes below this one whom a planned fault kills, as long as the run lasts."""
+    before = os.environ.get(faults.RUNNER)
+    os.environ[faults.RUNNER] = str(os.getpid())
+    try:
+        yield
+    finally:
+        os.environ.pop(faults.RUNNER)
+        if before is not None:
+            os.environ[faults.RUNNER] = before
 
 
 def _tailing(adaptor: Adaptor, tail: bool) -> Adaptor:
