@@ -25,6 +25,7 @@ import psutil
 from pyspark.sql.classic.dataframe import DataFrame
 
 from penstock import Pipeline, adaptors as a, functions as f
+from penstock.adaptors.file import File
 from penstock.adaptors.file.sink import FileSink, FileStager
 from penstock.functions.base import Editable, Function
 from penstock.pipeline.runner import run
@@ -68,7 +69,21 @@ class NotingStager(FileStager):
         return super().stage(stage, rows)
 
 
-FileSink.stager = lambda self: NotingStager(self._writing, self._target)
+class NotingSink(FileSink):
+    def stager(self):
+        return NotingStager(self._writing, self._target)
+
+
+real_sink = File.sink
+
+
+def noting(self):
+    sink = real_sink(self)
+    sink.__class__ = NotingSink
+    return sink
+
+
+File.sink = noting
 
 reports = []
 real_collect = DataFrame.collect
