@@ -18,10 +18,11 @@ from penstock.journal.protocol import Status
 from penstock.log import commitlog, offsets, positions, walking
 from penstock.log import record as rec
 from penstock.log.commitlog import CommitLog, LogReader, MessageTooLargeError
+from penstock.log.journals import Extent
 from penstock.log.message import ByteOffset, Message, Mode, Op
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.ownership import FencedError, InDoubtError
-from penstock.log.positions import LogCache
+from penstock.log.positions import LogCache, LogPoint
 from penstock.log.record import Record
 
 NOW = 1_700_000_000_000_000
@@ -193,6 +194,24 @@ def test_a_reader_of_a_log_that_grows_sees_it_as_it_was(
     bare = LogReader(client, log.journal, None)
     assert bare.state().point == before
     assert bare.points(positions.ORIGIN, before.byte)[-1] == before
+
+
+def test_messages_that_come_while_the_first_is_looked_for_are_not_taken_for_compacted(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = a_log(client, tmp_path)
+    real = LogReader._first_message
+    grown: list[bool] = []
+
+    def looked_then_growth(self: LogReader, held: Extent) -> LogPoint | None:
+        found = real(self, held)
+        if not grown:
+            grown.append(True)
+            log.append(some(3), {"orders": {"id": 3}}, [], NOW)
+        return found
+
+    monkeypatch.setattr(LogReader, "_first_message", looked_then_growth)
+    assert log.reader.first().offset == 0
 
 
 def stored_in(broker: EmbeddedBroker, journal: str, at_least: int) -> None:

@@ -83,7 +83,6 @@ class TableSource(Source):
         return [Copying("t", self._done * ROWS, self._ranges * ROWS)]
 
 
-@pytest.mark.soak
 @pytest.mark.spark
 def test_ranges_are_read_by_sparks_tasks_and_the_rows_come_in_order(
     spark: SparkSession, tmp_path: Path

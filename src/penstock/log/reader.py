@@ -192,8 +192,15 @@ class LogReader:
         return first.offset if first is not None else None
 
     def _first(self) -> LogPoint:
-        held = extent(self.client, self.journal)
-        return self._first_message(held) or LogPoint(self._state().point.offset, ByteOffset(held.head))
+        while True:
+            held = extent(self.client, self.journal)
+            found = self._first_message(held)
+            if found is not None:
+                return found
+            point = self._state().point
+            # Messages that came meanwhile are not compacted: look again.
+            if point.byte <= held.head:
+                return LogPoint(point.offset, ByteOffset(held.head))
 
     def _first_message(self, held: Extent) -> LogPoint | None:
         return next(walking.places(self.client, self.journal, held.begin, held.head), None)
