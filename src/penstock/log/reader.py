@@ -219,8 +219,12 @@ class LogReader:
             if point.offset == offset:
                 return point
             last = int(point.offset)
-        upcoming = last + 1 if last is not None else self._state().next
-        if upcoming == offset:
+        if last is None:
+            point = self._state().point
+            if point.byte > held.head:  # the log has grown meanwhile
+                return self._seek(offset, extent(self.client, self.journal))
+            last = point.offset - 1
+        if last + 1 == offset:
             return LogPoint(MessageOffset(offset), ByteOffset(held.head))
         first = self._first().offset
         gone = " any more; it was compacted" if offset < first else ""
