@@ -33,6 +33,7 @@ from penstock.adaptors.base import (
     Staged,
     Stager,
 )
+from penstock.adaptors.continuing import continued
 from penstock.adaptors.elasticsearch import Elasticsearch
 from penstock.adaptors.elasticsearch.client import BUSY, Answer, Client, reason, reason_of
 from penstock.adaptors.elasticsearch.rows import (
@@ -246,20 +247,8 @@ class SearchPublisher(Publisher):
 
     def _continued(self, known: _Position, start: SinkPosition) -> SinkPosition:
         place = f"'{self._name}' in the index '{self._settings.own_index}'"
-        if known.log != start.log:
-            raise UsageError(
-                f"{place} is the position of another log: other documents were written from there",
-                hint="give the pipeline or the sink another name, or delete that document to begin anew",
-            )
-        if known.generation > start.generation:
-            raise UsageError(
-                f"{place} is of generation {known.generation} of this sink's history, the offset log knows only "
-                f"{start.generation}: it is older than the target",
-                hint="bring back the offset log that belongs to the target, or delete that document",
-            )
-        if known.generation < start.generation:
-            return start
-        return SinkPosition(known.log, known.generation, known.watermark)
+        held = SinkPosition(known.log, known.generation, known.watermark)
+        return continued(held, start, f"the target of {place}", "delete that document")
 
 
 class _Position(msgspec.Struct):

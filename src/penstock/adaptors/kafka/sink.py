@@ -29,6 +29,7 @@ from penstock.adaptors.base import (
     Staged,
     Stager,
 )
+from penstock.adaptors.continuing import continued
 from penstock.adaptors.kafka import Kafka
 from penstock.adaptors.kafka.client import Cluster, Trouble, driver
 from penstock.adaptors.kafka.target import Check, Limits, Out, Writer, limits_of, make_topic
@@ -296,22 +297,14 @@ class KafkaPublisher(Publisher):
             raise self._ended(producer, error.args[0]) from None
 
     def _continued(self, kept: Kept, start: SinkPosition) -> SinkPosition:
-        if kept.log != start.log:
-            self.close()
-            raise UsageError(
-                f"the topic '{self._topic}' holds the position of another log: other topics were written from there",
-                hint=f"give the pipeline or the sink another name, or delete the topic '{self._topic}' to begin anew",
+        held = SinkPosition(kept.log, kept.generation, kept.watermark)
+        try:
+            return continued(
+                held, start, f"the target of topic '{self._topic}'", f"delete the topic '{self._topic}'"
             )
-        if kept.generation > start.generation:
+        except UsageError:
             self.close()
-            raise UsageError(
-                f"the topic '{self._topic}' is of generation {kept.generation} of this sink's history, "
-                f"the offset log knows only {start.generation}: it is older than the target",
-                hint="bring back the offset log that belongs to the target, or delete the topic",
-            )
-        if kept.generation < start.generation:
-            return start
-        return SinkPosition(kept.log, kept.generation, kept.watermark)
+            raise
 
     def _kept(self, admin: AdminClient) -> Kept | None:
         """The last committed position. It stands near the end, behind it at most what failed."""

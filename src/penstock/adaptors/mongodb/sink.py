@@ -35,6 +35,7 @@ from penstock.adaptors.base import (
     Staged,
     Stager,
 )
+from penstock.adaptors.continuing import continued
 from penstock.adaptors.mongodb import MongoDb
 from penstock.adaptors.mongodb.client import Bson, asking, client_of, connected, error_of
 from penstock.adaptors.mongodb.values import Reader
@@ -294,21 +295,12 @@ class MongoPublisher(Publisher):
 
     def _continued(self, known: Bson, start: SinkPosition) -> SinkPosition:
         place = f"'{self._name}' in the collection '{self._settings.own_collection}'"
-        if known.get("log") != start.log:
+        held = SinkPosition(str(known["log"]), int(known["generation"]), int(known["watermark"]))
+        try:
+            return continued(held, start, f"the target of {place}", "delete that document")
+        except UsageError:
             self.close()
-            raise UsageError(
-                f"{place} is the position of another log: other documents were written from there",
-                hint="give the pipeline or the sink another name, or delete that document to begin anew",
-            )
-        held = SinkPosition(start.log, int(known["generation"]), int(known["watermark"]))
-        if held.generation > start.generation:
-            self.close()
-            raise UsageError(
-                f"{place} is of generation {held.generation} of this sink's history, the offset log knows only "
-                f"{start.generation}: it is older than the target",
-                hint="bring back the offset log that belongs to the target, or delete that document",
-            )
-        return start if held.generation < start.generation else held
+            raise
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:

@@ -37,6 +37,7 @@ from penstock.adaptors.base import (
     Stager,
 )
 from penstock.adaptors.changes import Change, NotTakenError, Row, Unknown, read, runs
+from penstock.adaptors.continuing import continued
 from penstock.adaptors.growing import Seen
 from penstock.adaptors.mysql.connection import EXTRA, LONG, Server, Session, code_of, quoted
 from penstock.adaptors.mysql.sink_table import Table, Writer, add_statement, create_statement, table_of
@@ -322,23 +323,12 @@ class MySqlPublisher(Publisher):
             )
             return start
         held = SinkPosition(str(rows[0][0]), int(rows[0][1]), int(rows[0][2]))
-        if held.log != start.log:
-            raise UsageError(
-                f"the target of sink '{name}' was written from another log: it has the messages below "
-                f"{held.watermark} of that one",
-                hint="name the pipeline or the sink otherwise; or, to write over what is there: "
-                f"DELETE FROM {positions} WHERE sink = '{name}'",
-            )
-        if held.generation > start.generation:
-            raise UsageError(
-                f"the target of sink '{name}' was written in generation {held.generation} of the sink's history, "
-                f"the offset log knows only {start.generation}: it is older than the target",
-                hint="bring back the data directory that belongs to the target",
-            )
-        if held.generation < start.generation:
-            self._move(session, held, start)
-            return start
-        return held
+        goes_on = continued(
+            held, start, f"the target of sink '{name}'", f"DELETE FROM {positions} WHERE sink = '{name}'"
+        )
+        if goes_on != held:
+            self._move(session, held, goes_on)
+        return goes_on
 
     def _move(self, session: Session, at: SinkPosition, to: SinkPosition) -> None:
         moved = session.run(

@@ -35,6 +35,7 @@ from penstock.adaptors.base import (
     Staged,
     Stager,
 )
+from penstock.adaptors.continuing import continued
 from penstock.adaptors.nats import Nats
 from penstock.adaptors.nats.client import (
     NO_MESSAGE,
@@ -258,23 +259,10 @@ class NatsPublisher(Publisher):
         return header
 
     def _continued(self, kept: Kept, start: SinkPosition) -> SinkPosition:
-        stream = self._settings.stream
-        if kept.log != start.log:
-            raise UsageError(
-                f"the stream '{stream}' was written from another log",
-                hint="write to a stream of its own, or delete this one to begin anew",
-            )
-        if kept.generation > start.generation:
-            raise UsageError(
-                f"the stream '{stream}' is of generation {kept.generation} of this sink's history, "
-                f"the offset log knows only {start.generation}: it is older than the target",
-                hint="bring back the offset log that belongs to the target, or delete the stream",
-            )
-        if kept.generation < start.generation:
-            self._kept = Kept(start.log, start.generation, start.watermark)
-            return start
-        self._kept = kept
-        return SinkPosition(kept.log, kept.generation, kept.watermark)
+        held = SinkPosition(kept.log, kept.generation, kept.watermark)
+        goes_on = continued(held, start, f"the stream '{self._settings.stream}'", "delete the stream")
+        self._kept = kept if goes_on == held else Kept(start.log, start.generation, start.watermark)
+        return goes_on
 
     def _check_subjects(self, parts: Sequence[Staged]) -> None:
         """All namespaces have a place in the stream, or nothing is sent."""

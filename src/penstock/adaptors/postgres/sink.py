@@ -37,6 +37,7 @@ from penstock.adaptors.base import (
     Staged,
     Stager,
 )
+from penstock.adaptors.continuing import continued
 from penstock.adaptors.needs import need
 from penstock.adaptors.postgres.sink_apply import Application, Staging, Work
 from penstock.adaptors.postgres.sink_grow import Grower
@@ -225,23 +226,15 @@ class PostgresPublisher(Publisher):
             )
             return start
         held = SinkPosition(*row)
-        if held.log != start.log:
-            raise UsageError(
-                f"the target of sink '{name}' was written from another log: it has the messages below "
-                f"{held.watermark} of that one",
-                hint="name the pipeline or the sink otherwise; or, to write over what is there: "
-                f"DELETE FROM {self._positions} WHERE sink = {literal(name)}",
-            )
-        if held.generation > start.generation:
-            raise UsageError(
-                f"the target of sink '{name}' was written in generation {held.generation} of the sink's history, "
-                f"the offset log knows only {start.generation}: it is older than the target",
-                hint="bring back the data directory that belongs to the target",
-            )
-        if held.generation < start.generation:
-            self._move(connection, held, start)
-            return start
-        return held
+        goes_on = continued(
+            held,
+            start,
+            f"the target of sink '{name}'",
+            f"DELETE FROM {self._positions} WHERE sink = {literal(name)}",
+        )
+        if goes_on != held:
+            self._move(connection, held, goes_on)
+        return goes_on
 
     def _move(self, connection: psycopg.Connection[Any], at: SinkPosition, to: SinkPosition) -> None:
         moved = connection.execute(

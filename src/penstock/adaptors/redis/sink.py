@@ -35,6 +35,7 @@ from penstock.adaptors.base import (
     Staged,
     Stager,
 )
+from penstock.adaptors.continuing import continued
 from penstock.adaptors.parts import PartStager, Row, read_parts, rows_of
 from penstock.adaptors.redis import Redis
 from penstock.adaptors.redis.client import ask, asking, connected
@@ -377,20 +378,8 @@ class RedisPublisher(Publisher):
             raise AwayError(f"the disk of the server of '{self._key}' did not keep up for {timeout} ms")
 
     def _continued(self, kept: Kept, start: SinkPosition) -> SinkPosition:
-        if kept.log != start.log:
-            raise UsageError(
-                f"the key '{self._key}' holds the position of another log: other keys were written from there",
-                hint=f"give the pipeline or the sink another name, or delete the key '{self._key}' to begin anew",
-            )
-        if kept.generation > start.generation:
-            raise UsageError(
-                f"the key '{self._key}' is of generation {kept.generation} of this sink's history, "
-                f"the offset log knows only {start.generation}: it is older than the target",
-                hint="bring back the offset log that belongs to the target, or delete the key",
-            )
-        if kept.generation < start.generation:
-            return start
-        return SinkPosition(kept.log, kept.generation, kept.watermark)
+        held = SinkPosition(kept.log, kept.generation, kept.watermark)
+        return continued(held, start, f"the target of key '{self._key}'", f"delete the key '{self._key}'")
 
     def _asking(self, what: str) -> AbstractContextManager[None]:
         return asking(self._settings, what)

@@ -33,6 +33,7 @@ from penstock.adaptors.base import (
     Stager,
 )
 from penstock.adaptors.changes import Change, Kind, NotTakenError, Row, Run, Target, Unknown, read, runs
+from penstock.adaptors.continuing import continued
 from penstock.adaptors.growing import Seen
 from penstock.adaptors.parts import PartStager, read_parts
 from penstock.adaptors.sqlite.sink_values import declared, stored
@@ -261,28 +262,13 @@ class SqlitePublisher(Publisher):
                 )
                 return start
             held = SinkPosition(*row)
-            if held.log != start.log or held.generation > start.generation:
-                raise self._foreign(held, start)
+            anew = f"move the file away, or DELETE FROM {POSITIONS} WHERE sink = '{name}'"
+            goes_on = continued(held, start, f"the target of sink '{name}' in {self._options.path}", anew)
             # A change, so that the end of this transaction syncs the file: see above.
             connection.execute(f"UPDATE {POSITIONS} SET opened = opened + 1 WHERE sink = ?", [name])
-            if held.generation < start.generation:
-                self._move(connection, held, start)
-                return start
-            return held
-
-    def _foreign(self, held: SinkPosition, start: SinkPosition) -> UsageError:
-        if held.log != start.log:
-            return UsageError(
-                f"the tables that sink '{self._options.name}' writes in {self._options.path} were written from another "
-                f"log: they have the messages below {held.watermark} of that one",
-                hint="move the file away; or, to write over what is there: "
-                f"DELETE FROM {POSITIONS} WHERE sink = '{self._options.name}'",
-            )
-        return UsageError(
-            f"{self._options.path} was written in generation {held.generation} of this sink's history, "
-            f"the offset log knows only {start.generation}: it is older than the target",
-            hint="bring back the data directory that belongs to the target, or move the target away",
-        )
+            if goes_on != held:
+                self._move(connection, held, goes_on)
+            return goes_on
 
     def _move(self, connection: sqlite3.Connection, at: SinkPosition, to: SinkPosition) -> None:
         moved = connection.execute(
