@@ -23,13 +23,10 @@ if TYPE_CHECKING:
 Members = Sequence[Any]
 
 
-def _fit_errors() -> tuple[type[Exception], ...]:
-    # Arrow's errors are ValueError, TypeError or NotImplementedError as well; they are not imported for that.
-    return (msgspec.DecodeError, ValueError, TypeError, OverflowError, RecursionError, NotImplementedError)
-
-
-FIT_ERRORS = _fit_errors()
-"""What is raised where a value does not fit."""
+FIT_ERRORS = (
+    msgspec.DecodeError, ValueError, TypeError, OverflowError, RecursionError, NotImplementedError,
+)  # fmt: skip
+"""What is raised where a value does not fit. Arrow's own errors are among them: each is one of Python's as well."""
 
 
 @dataclass(frozen=True, slots=True)

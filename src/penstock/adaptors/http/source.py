@@ -23,6 +23,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from penstock.adaptors.base import Bad, Batch, Found, Inspection, Source, refuse_conditions
+from penstock.adaptors.documents import key_of
 from penstock.adaptors.formats.lines import fault
 from penstock.adaptors.http import Http
 from penstock.adaptors.needs import need
@@ -112,7 +113,7 @@ class PollSource(Source):
             wrong = fault(data)
             if wrong is None:
                 try:
-                    key = _key_of(data, self._settings.key) if self._settings.key else None
+                    key = key_of(data, self._settings.key) if self._settings.key else None
                     messages.append(Message(self._settings.ns, data, Op.INSERT, now, mode, key))
                     continue
                 except ValueError as error:
@@ -206,11 +207,3 @@ def _wait(after: str) -> str:
 
 def _position(at: _Known) -> Position:
     return {"cursor": at.cursor, "taken": at.taken, "page": at.page}
-
-
-def _key_of(data: bytes, key: Sequence[str]) -> bytes:
-    fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    missing = [name for name in key if name not in fields]
-    if missing:
-        raise ValueError(f"there is no field '{missing[0]}', which is part of the key")
-    return msgspec.json.encode({name: fields[name] for name in key})

@@ -32,6 +32,7 @@ from penstock.adaptors.base import (
     Source,
     refuse_conditions,
 )
+from penstock.adaptors.documents import key_of
 from penstock.adaptors.formats.lines import fault
 from penstock.adaptors.nats import Nats
 from penstock.adaptors.nats.client import (
@@ -280,7 +281,7 @@ class NatsSource(Source):
         if wrong is None:
             try:
                 data = self._added(got, data)
-                key = _key_of(data, self._settings.key) if self._settings.key else None
+                key = key_of(data, self._settings.key) if self._settings.key else None
                 return Message(ns, data, Op.INSERT, got.moment // 1000, mode, key)
             except ValueError as error:
                 wrong = str(error)
@@ -368,14 +369,6 @@ def _about(client: Client, ns: str) -> _Told | None:
 
 def _no_queue(ns: str) -> str:
     return f"stream '{ns}' is a work queue: reading it would take its messages away, and it cannot be read otherwise"
-
-
-def _key_of(data: bytes, key: Sequence[str]) -> bytes:
-    fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    missing = [name for name in key if name not in fields]
-    if missing:
-        raise ValueError(f"there is no field '{missing[0]}', which is part of the key")
-    return msgspec.json.encode({name: fields[name] for name in key})
 
 
 _listed: Callable[[bytes], _Listed] = msgspec.json.Decoder(_Listed).decode

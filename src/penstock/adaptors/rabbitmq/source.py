@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.adaptors.base import Bad, Batch, Found, Inspection, Source, refuse_conditions
+from penstock.adaptors.documents import key_of
 from penstock.adaptors.formats.lines import fault
 from penstock.adaptors.rabbitmq import RabbitMq
 from penstock.adaptors.rabbitmq.client import asking, closed, connected, driver, listed, told
@@ -265,7 +266,7 @@ class RabbitMqSource(Source):
         wrong = fault(data)
         if wrong is None:
             try:
-                key = _key_of(data, self._settings.key) if self._settings.key else None
+                key = key_of(data, self._settings.key) if self._settings.key else None
                 ts = time.time_ns() // 1000 if one.moment is None else one.moment * 1_000_000
                 return Message(one.queue, data, Op.INSERT, ts, Mode.SYNC, key)
             except ValueError as error:
@@ -273,11 +274,3 @@ class RabbitMqSource(Source):
         # Nothing else about it is the same if it comes again.
         known = one.id or hashlib.sha256(one.body).hexdigest()[:24]
         return Bad(one.queue, f"queue {one.queue}, message {known}", wrong, one.body[:_KEPT])
-
-
-def _key_of(data: bytes, key: Sequence[str]) -> bytes:
-    fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    missing = [name for name in key if name not in fields]
-    if missing:
-        raise ValueError(f"there is no field '{missing[0]}', which is part of the key")
-    return msgspec.json.encode({name: fields[name] for name in key})

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.adaptors.base import Bad
+from penstock.adaptors.documents import key_of
 from penstock.adaptors.formats.lines import fault
 from penstock.adaptors.redis import Redis
 from penstock.log.message import MAX_MESSAGE_BYTES, Message, Mode, Op
@@ -52,7 +53,7 @@ class Reader:
         ts = moment * 1000 if _FIRST_TIME < moment < 1 << 53 else time.time_ns() // 1000
         try:
             data = self._data(id.decode(), flat)
-            key = self._key_of(data) if self._key else None
+            key = key_of(data, self._key) if self._key else None
         except ValueError as error:
             content = b"\n".join(flat)
             return Bad(ns, f"stream {ns}, entry {id.decode()}", str(error), content[:_KEPT])
@@ -89,13 +90,6 @@ class Reader:
                 raise ValueError(f"the field '{name}' is there twice")
             document[name] = _text(value)
         return encode_document(document)
-
-    def _key_of(self, data: bytes) -> bytes:
-        fields = _fields(data)
-        missing = [name for name in self._key if name not in fields]
-        if missing:
-            raise ValueError(f"there is no field '{missing[0]}', which is part of the key")
-        return msgspec.json.encode({name: fields[name] for name in self._key})
 
 
 def _text(value: bytes) -> Value:
