@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -36,9 +37,11 @@ PAIRS = [*((source, "discard") for source in SOURCES), *(("generate", sink) for 
 
 @pytest.fixture(autouse=True)
 def _password(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the examples of databases ask the environment for."""
-    for name in ("SHOP", "REDIS", "SEARCH", "NATS"):  # of the examples' uris
-        monkeypatch.setenv(f"{name}_PASSWORD", "hunter2")
+    """What the examples ask the environment for."""
+    for kind in adaptors.ALL.values():
+        for known in settings_of(kind):
+            for name in re.findall(r"\$\{(\w+)\}", str(known.example)):
+                monkeypatch.setenv(name, "hunter2")
 
 
 @pytest.mark.parametrize(("source", "sink"), PAIRS)

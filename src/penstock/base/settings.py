@@ -40,6 +40,8 @@ class Setting:
     secret: bool
     unit: Unit | None = None
     """What its number counts, if text such as "64MB" or "30s" is taken for it."""
+    needed: bool = False
+    """Whether `init` writes its example, though it has a default: the role that it is of cannot do without."""
 
 
 def setting(
@@ -49,13 +51,14 @@ def setting(
     example: object = None,
     secret: bool = False,
     unit: Unit | None = None,
+    needed: bool = False,
 ) -> Any:
     """A dataclass field that documents itself. `secret` values are masked wherever text goes out.
 
     Typed as `dataclasses.field` is: the annotation of the field decides. A number with a `unit` may be given as
     text, `"64MB"` or `"30s"`.
     """
-    metadata = {"help": help, "example": example, "secret": secret, "unit": unit}
+    metadata = {"help": help, "example": example, "secret": secret, "unit": unit, "needed": needed}
     if default is _REQUIRED:
         return dataclasses.field(metadata=metadata)
     if isinstance(default, (list, dict)):
@@ -82,6 +85,7 @@ def settings_of(kind: type) -> list[Setting]:
                 example=field.metadata.get("example"),
                 secret=bool(field.metadata.get("secret", False)),
                 unit=field.metadata.get("unit"),
+                needed=bool(field.metadata.get("needed", False)),
             )
         )
     return found

@@ -137,10 +137,11 @@ def _lines(adaptor: type[Adaptor], role: str, copies: bool) -> Iterator[_Line]:
             if of_role != role:
                 continue
             help_text = rest
-        value = example(setting) if setting.required else setting.default
+        given = setting.required or setting.needed
+        value = example(setting) if given else setting.default
         if copies and setting.name == "uri":
             value = re.sub(r"(\.\w+)?$", r"-copy\1", str(value), count=1)
-        yield _Line("" if setting.required else "# ", setting.name, value, help_text)
+        yield _Line("" if given else "# ", setting.name, value, help_text)
 
 
 def _call(adaptor: type[Adaptor], role: str, *, copies: bool = False) -> str:

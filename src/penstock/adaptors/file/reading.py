@@ -96,7 +96,8 @@ class OpenFile:
         self._grows = reading.can_grow(raw.name)
         known = msgspec.convert(position, _Known)
         self._mark_of_whole = "" if self._grows else mark_of_whole(raw)
-        self.check(known.byte, known.mark)
+        self._mark, self._marked = known.mark, known.byte
+        self.check()
         self.walk = self._walk(reading, known, last)
 
     def _walk(self, reading: Reading, known: _Known, last: Last) -> Walk:
@@ -115,24 +116,29 @@ class OpenFile:
         return self.walk.place.get("byte", 0)
 
     def position(self) -> Position:
-        mark = mark_at(self.raw, self.byte) if self._grows else self._mark_of_whole
-        return {**self.walk.place, "mark": mark}
-
-    def check(self, byte: int, mark: str) -> None:
-        """Refuse a file that is not the one read so far."""
+        """Where the reader is, with a mark of what it has read."""
         if not self._grows:
-            if mark and mark != mark_of_whole(self.raw):
+            return {**self.walk.place, "mark": self._mark_of_whole}
+        if self.byte != self._marked:
+            self.check()
+            self._mark, self._marked = mark_at(self.raw, self.byte), self.byte
+        return {**self.walk.place, "mark": self._mark}
+
+    def check(self) -> None:
+        """Refuse a file that is not the one read up to the last position."""
+        if not self._grows:
+            if self._mark and self._mark != self._mark_of_whole:
                 raise FileChangedError(f"{self.raw.name} is not the file that was read", hint=ANOTHER_FILE)
             return
         size = self.raw.size()
-        if size < byte:
+        if size < self._marked:
             raise FileChangedError(
-                f"{self.raw.name} has {size} bytes, but {byte} were read from it: it was cut or replaced",
+                f"{self.raw.name} has {size} bytes, but {self._marked} were read from it: it was cut or replaced",
                 hint=ANOTHER_FILE,
             )
-        if byte and mark != mark_at(self.raw, byte):
+        if self._marked and self._mark != mark_at(self.raw, self._marked):
             raise FileChangedError(
-                f"{self.raw.name} is not the file that was read up to byte {byte}: its content is another",
+                f"{self.raw.name} is not the file that was read up to byte {self._marked}: its content is another",
                 hint=ANOTHER_FILE,
             )
 

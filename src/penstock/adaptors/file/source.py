@@ -29,7 +29,7 @@ from penstock.adaptors.file.reading import (
     OpenFile,
     Reading,
 )
-from penstock.adaptors.formats.contents import LocalContent, mark_at
+from penstock.adaptors.formats.contents import LocalContent
 from penstock.base.errors import UsageError
 from penstock.log.message import Mode, Resume
 
@@ -94,9 +94,8 @@ class FileSource(Source):
                 f"{self._path} was replaced or removed while it was followed; byte {file.byte} was reached",
                 hint=ANOTHER_FILE,
             )
-        mark = mark_at(file.raw, file.byte)
         stop.wait(POLL)
-        file.check(file.byte, mark)
+        file.check()
 
     def _is_there(self, fd: int) -> bool:
         """Whether the open file is still the one of this name."""

@@ -65,6 +65,8 @@ class Ledger:
     """Digests of files that were read in this pass, and their times."""
     older: dict[str, int] = field(default_factory=dict)
     """The same of those before."""
+    behind: dict[str, int] = field(default_factory=dict)
+    """The same of files that came during the pass, sort in front of where it is, and are to be read next."""
 
     @classmethod
     def of(cls, kept: Kept, order: FileOrder, late: int) -> Ledger:
@@ -86,6 +88,8 @@ class Ledger:
         found = sorted((one for one in entries if not self.has(one)), key=self._key)
         if found and self.after is None:
             self.bar = max(self.floor, max(one.time for one in found) - self.late)
+        after = self.after
+        self.behind = {one.digest: one.time for one in found if after is not None and self._key(one) <= after}
         return found
 
     def add(self, entry: Entry) -> None:
@@ -93,11 +97,12 @@ class Ledger:
         key = self._key(entry)
         self.after = key if self.after is None else max(self.after, key)
         self.recent[entry.digest] = entry.time
+        self.behind.pop(entry.digest, None)
         if len(self.recent) > MOST:
-            # The pass covers those that came before its bar. Of files with the same time all are remembered or none,
-            # and always the newest, which may get company.
+            # The pass covers those that came before its bar, unless they are still to be read. Of files with the same
+            # time all are remembered or none, and always the newest, which may get company.
             times = sorted(self.recent.values())
-            edge = min(times[-MOST // 2], times[-1] - 1)
+            edge = min(times[-MOST // 2], times[-1] - 1, *(at - 1 for at in self.behind.values()))
             self.bar = max(self.bar, edge + 1)
             self.recent = {one: at for one, at in self.recent.items() if at > edge}
 
@@ -109,7 +114,7 @@ class Ledger:
             self.floor = max(self.floor, newest[-MOST // 2][1])
         spare = newest[-MOST // 2 :]  # of use if somebody touches a file that was read
         self.older = dict([one for one in newest if one[1] >= self.floor] + spare)
-        self.recent = {}
+        self.recent, self.behind = {}, {}
 
     def _key(self, entry: Entry) -> tuple[int, str]:
         return (entry.time if self.order == "time" else 0, entry.name)

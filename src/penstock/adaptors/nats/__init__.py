@@ -51,7 +51,7 @@ class Nats(Adaptor):
         default="stop",
     )
     poll_interval: float = setting("source: seconds between two looks for new streams", default=5.0)
-    stream: str = setting("sink: the stream to write", default="")
+    stream: str = setting("sink: the stream to write", default="", example="SHOP", needed=True)
     prefix: str = setting(
         "sink: what goes before a namespace to make the subject of its messages", default=""
     )

@@ -37,7 +37,9 @@ class RabbitMq(Adaptor):
     certificate: str = setting("TLS: a file with the client's certificate", default="")
     private_key: str = setting("TLS: a file with its key", default="")
     timeout: float = setting("seconds to wait for an answer", default=20.0)
-    queues: Sequence[str] = setting("source: the queues there are", default=())
+    queues: Sequence[str] = setting(
+        "source: the queues there are", default=(), example=["orders"], needed=True
+    )
     management: str = setting(
         "source: the management API, which is asked for the queues; user and password are those of 'uri'",
         default="",
