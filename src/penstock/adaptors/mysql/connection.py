@@ -189,8 +189,8 @@ class Session:
                 cursor._result._read_row_from_packet = _raw_row
             done = False
             try:
-                while rows := cursor.fetchmany(500):
-                    yield from rows
+                while (row := cursor.fetchone()) is not None:
+                    yield row
                 done = True
             finally:
                 if done:
