@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, cast
 
 import msgspec
@@ -130,6 +130,11 @@ class Letter(NamedTuple):
         extra: dict[str, object] | None = {"old": self.told.old} if self.told.old is not None else None
         return self.record._replace(offset=self.told.offset, extra=extra)
 
+    def outline(self) -> Letter:
+        """The letter without what may be long."""
+        told = msgspec.structs.replace(self.told, error="", old=None)
+        return Letter(told, self.record._replace(data=b"", key=None, extra=None))
+
     @property
     def _found(self) -> str:
         """What tells apart things that were never in the log; nothing of those that were."""
@@ -140,19 +145,20 @@ class Letter(NamedTuple):
 
 def load(client: Client, pipeline: str) -> list[DeadLetter]:
     """All letters, one for each sink, generation and offset, the newest; in the order of their numbers."""
-    found = _fold(client, pipeline)
+    found = _fold(client, pipeline, lambda number: True)
     return [_shown(letter, found.states[number]) for number, letter in sorted(found.letters.items())]
 
 
 def counts(client: Client, pipeline: str) -> dict[str, int]:
     """How many letters of each sink are still dead."""
-    found = _fold(client, pipeline)
+    found = _fold(client, pipeline, lambda number: False)
     return dict(Counter(letter.told.sink for n, letter in found.letters.items() if found.states[n] == "dead"))
 
 
 def messages(client: Client, pipeline: str, numbers: Iterable[int]) -> dict[int, Record]:
     """The messages of these letters as the log had them, byte for byte, by the letters' numbers."""
-    found = _fold(client, pipeline)
+    numbers = set(numbers)
+    found = _fold(client, pipeline, numbers.__contains__)
     return {number: _known(found, number, pipeline).message() for number in numbers}
 
 
@@ -228,7 +234,8 @@ class DeadLetters:
         """Keep a letter under its number with the reason for which it was refused once more."""
         with self._lock:
             self._settle_doubt(now)
-            letter = _known(_fold(self._client, self._pipeline), number, self._pipeline)
+            found = _fold(self._client, self._pipeline, number.__eq__)
+            letter = _known(found, number, self._pipeline)
             told = msgspec.structs.replace(letter.told, node=node, error=error[:_REASON], time=now)
             extra = cast("dict[str, object]", msgspec.to_builtins(told))
             with faults.step("dead letter"):
@@ -266,8 +273,8 @@ class DeadLetters:
             self._remember()
 
     def _remember(self) -> None:
-        found = _fold(self._client, self._pipeline)
-        self._ids = {letter.id: number for number, letter in found.letters.items()}
+        found = _fold(self._client, self._pipeline, lambda number: False)
+        self._ids = found.numbers
         self._states = found.states
         self._next = found.next
 
@@ -282,16 +289,18 @@ class DeadLetters:
 
 
 class _Folded(NamedTuple):
+    numbers: dict[LetterId, int]
     letters: dict[int, Letter]
     states: dict[int, State]
     next: int
 
 
-def _fold(client: Client, pipeline: str) -> _Folded:
+def _fold(client: Client, pipeline: str, whole: Callable[[int], bool]) -> _Folded:
+    """What the journal says. Letters whose numbers are not to be `whole` come without content, which may be large."""
     journal = dead_journal(pipeline)
     if journal_labels(client, journal) is None:
-        return _Folded({}, {}, 0)
-    return steadily(lambda: _folded(_told(client, journal)))
+        return _Folded({}, {}, {}, 0)
+    return steadily(lambda: _folded(_told(client, journal), whole))
 
 
 def _told(client: Client, journal: str) -> Iterator[Letter]:
@@ -305,7 +314,7 @@ def _told(client: Client, journal: str) -> Iterator[Letter]:
             ) from None
 
 
-def _folded(entries: Iterable[Letter]) -> _Folded:
+def _folded(entries: Iterable[Letter], whole: Callable[[int], bool]) -> _Folded:
     numbers: dict[LetterId, int] = {}
     letters: dict[int, Letter] = {}
     states: dict[int, State] = {}
@@ -321,8 +330,11 @@ def _folded(entries: Iterable[Letter]) -> _Folded:
         if older is not None:
             del letters[older], states[older]
         numbers[entry.id] = record.offset
-        letters[record.offset], states[record.offset] = entry, "dead"
-    return _Folded(letters, states, upcoming)
+        kept = (
+            entry if whole(record.offset) else Letter(told, record._replace(data=b"", key=None, extra=None))
+        )
+        letters[record.offset], states[record.offset] = kept, "dead"
+    return _Folded(numbers, letters, states, upcoming)
 
 
 def _letter(number: int, told: _Told, message: Record) -> Letter:
