@@ -242,7 +242,7 @@ def test_a_run_is_told_by_the_lock_not_by_what_it_left_behind(shop: Shop) -> Non
 
 
 def test_behind_a_broker_a_run_is_told_by_its_beat(shop: Shop) -> None:
-    from penstock.pipeline.operations import now_us
+    from penstock.pipeline.clock import now_us
 
     with EmbeddedBroker(shop.data) as broker, Client(broker.address) as client:
         told: dict[str, object] = {"run": "r1", "pid": 7, "host": "there"}

@@ -35,7 +35,7 @@ EDITS = [
 @pytest.mark.parametrize("place", ["data directory", "broker"])
 def test_edits_are_refused_while_the_pipeline_runs(shop: Shop, place: str) -> None:
     from penstock.log.control import Control, ControlEntry
-    from penstock.pipeline.operations import now_us
+    from penstock.pipeline.clock import now_us
 
     (shop.path / "offsets.json").write_text(shop.ok("offset", "export"))
     before = shop.lines("offset", "list")

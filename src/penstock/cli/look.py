@@ -45,7 +45,7 @@ def status(ctx: click.Context, connection: Connection, pipeline: str | None) -> 
       penstock status --data-dir /var/lib/penstock
       penstock status --broker http://10.0.0.4:8080
     """
-    from penstock.pipeline.operations import now_us
+    from penstock.pipeline.clock import now_us
 
     with looking(connection) as directory:
         one = len(directory.pipelines()) < 2 or pipeline is not None
@@ -137,7 +137,7 @@ def _rendered(found: RunFile | PipelineStatus) -> RenderableType:
     from rich.text import Text
 
     from penstock.cli import render, render_state
-    from penstock.pipeline.operations import now_us
+    from penstock.pipeline.clock import now_us
     from penstock.pipeline.progress import RunFile
 
     if not isinstance(found, RunFile):

@@ -216,8 +216,8 @@ def export(file: Path, connection: Connection, pipeline: str | None) -> None:
       penstock offset export offsets.json
       penstock offset export --pipeline shop > offsets.json
     """
+    from penstock.pipeline.clock import now_us
     from penstock.pipeline.offsetfile import exported, written
-    from penstock.pipeline.operations import now_us
 
     with looking(connection) as directory:
         found = exported(directory, chosen_pipeline(directory, pipeline), now_us())

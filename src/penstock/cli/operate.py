@@ -120,7 +120,7 @@ def _set(
     ctx: click.Context, sink: str, connection: Connection, pipeline: str | None, *, paused: bool
 ) -> None:
     from penstock.pipeline import editing as edits
-    from penstock.pipeline.operations import now_us
+    from penstock.pipeline.clock import now_us
 
     with looking(connection) as directory:
         name = chosen_pipeline(directory, pipeline)

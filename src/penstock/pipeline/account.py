@@ -1,16 +1,38 @@
-"""The account of a run: what each function did while it goes on, and whether everything adds up when it has ended."""
+"""The account of a run: what source and functions did while it goes on, and whether all adds up when it has ended."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.adaptors.base import Source
 from penstock.base.errors import PenstockError
 from penstock.base.secrets import mask
-from penstock.pipeline.definition import Pipeline
+from penstock.pipeline.copies import Copies, copying_of, gauges_of
+from penstock.pipeline.definition import Pipeline, SourceNode
 from penstock.pipeline.errortext import first_line
 from penstock.pipeline.ingest import Ingest
 from penstock.pipeline.progress import NodeProgress, Summary
 from penstock.pipeline.supervisor import SupervisedSink
+
+
+def source_told(
+    node: SourceNode, ingest: Ingest, source: Source, copies: Copies, elapsed: float
+) -> NodeProgress:
+    """What the source has given."""
+    trouble = ingest.error or ingest.away
+    return NodeProgress(
+        node=node.name,
+        kind="source",
+        adaptor=node.adaptor.name,
+        state=ingest.state,
+        messages_in=ingest.read,
+        delivered=ingest.read,
+        dead=ingest.bad,
+        rate=ingest.read / elapsed if elapsed else 0.0,
+        error=first_line(trouble) if trouble else None,
+        gauges=gauges_of(source),
+        copies=copies.told(copying_of(source), elapsed),
+    )
 
 
 def functions_told(pipeline: Pipeline, sinks: Sequence[SupervisedSink]) -> list[NodeProgress]:

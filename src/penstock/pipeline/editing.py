@@ -25,9 +25,10 @@ from penstock.log.control import PAUSE, RESUME, ControlEntry, Detail
 from penstock.log.deadletters import DeadLetter, DeadLetters
 from penstock.log.offsets import Commit, OffsetLog, SinkOffsets
 from penstock.pipeline import moves
+from penstock.pipeline.clock import now_us
 from penstock.pipeline.live import serves
 from penstock.pipeline.offsetfile import Exported, ExportedSink
-from penstock.pipeline.operations import Directory, now_us, running_here
+from penstock.pipeline.operations import Directory, running_here
 from penstock.pipeline.records import Acknowledged, Move
 
 

@@ -23,6 +23,7 @@ from penstock.log.journals import KIND_LABEL, PIPELINE_LABEL, SINK_LABEL
 from penstock.log.keeping import keep
 from penstock.log.message import MessageOffset
 from penstock.log.offsets import Commit
+from penstock.pipeline.clock import now_us
 from penstock.pipeline.settings import PipelineSettings
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class Housekeeping:
             # At the limit what was kept for looking back goes first.
             keep_bytes=None if full else self._settings.retain_bytes,
             keep_seconds=None if full else self._settings.retain_age,
-            now=time.time_ns() // 1000,
+            now=now_us(),
         )
         self._tried_at, self._compacted = earliest, time.monotonic()  # one that failed is tried again
         keep(self._log.reader.client, self._pipeline, self._settings.store, self._settings.replication)

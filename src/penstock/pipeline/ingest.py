@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -24,6 +23,7 @@ from penstock.journal.client import BrokerGoneError, TimedOutError
 from penstock.log.commitlog import CommitLog
 from penstock.log.ownership import InDoubtError
 from penstock.log.positions import LogPoint
+from penstock.pipeline.clock import now_us
 from penstock.pipeline.errortext import first_line
 from penstock.pipeline.namespace import Namespace
 
@@ -154,7 +154,7 @@ class Ingest:
 
     def _read(self) -> None:
         if self._doubtful:
-            self._end = self._log.renew(time.time_ns() // 1000)
+            self._end = self._log.renew(now_us())
             self._doubtful, self.away = False, None
         pending: Future[None] | None = None
         halt = self._halt = threading.Event()
@@ -197,7 +197,7 @@ class Ingest:
         """Make a batch durable: first what is bad in it, which its positions pass over, then the rest."""
         if batch.bad:
             self.bad += self._keep_bad(batch.bad)
-        now = time.time_ns() // 1000
+        now = now_us()
         self._end = self._log.append(
             batch.messages,
             batch.positions,

@@ -35,6 +35,7 @@ from penstock.log.positions import LogCache
 from penstock.log.reader import LogReader
 from penstock.log.record import Record
 from penstock.pipeline import sinkstate
+from penstock.pipeline.clock import now_us
 from penstock.pipeline.live import momentary, running
 from penstock.pipeline.namespace import Namespace
 from penstock.pipeline.progress import RunFile, published
@@ -89,11 +90,6 @@ def running_here(directory: DataDir, owner: Owner) -> list[str]:
     }
     mine = [name for name, file in files.items() if file and file.pid == owner.pid and file.exit_code is None]
     return sorted(mine)
-
-
-def now_us() -> int:
-    """Microseconds since 1970, as all journals have them."""
-    return time.time_ns() // 1000
 
 
 def utc(ts: int) -> str:

@@ -7,6 +7,7 @@ apart, and the journals' epochs keep runs on two machines apart.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from penstock.base.disk import Disk
 from penstock.journal.client import Client
 from penstock.journal.datadir import DataDir, Lock
 from penstock.journal.embedded import EmbeddedBroker
+from penstock.pipeline.definition import Pipeline
 from penstock.spark.reach import Reach
 
 _PATIENCE = 5.0
@@ -45,3 +47,35 @@ def open_place(data_dir: Path, broker: Reach | None) -> Iterator[Place]:
         yield Place(directory, broker.client(), broker, remote=True)
     finally:
         lock.release()
+
+
+def empty_scratch(place: Place, given: Path | None, pipeline: str) -> Path:
+    """An empty directory for what Spark and staging need.
+
+    Of a directory that was given only a part is ours, and its name says so: the identity of the data directory is in
+    it, so that neither another run nor anything of a person's can have that name.
+    """
+    scratch = place.directory.scratch
+    if given is not None:
+        scratch = given.absolute() / f"penstock-{pipeline}-{place.directory.version().id[:12]}"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(mode=0o700, parents=True)
+    return scratch
+
+
+def source_options(pipeline: Pipeline, place: Place) -> dict[str, str]:
+    """What Spark is told: names and limits, never an adaptor's settings, since its plans show options."""
+    options = {
+        "dataDir": str(place.directory.path),
+        "pipeline": pipeline.name,
+        "maxBytes": str(pipeline.settings.batch_bytes),
+        "maxMessages": str(pipeline.settings.batch_messages),
+    }
+    if place.remote:
+        reach = place.reach
+        options["broker"] = reach.address
+        files = {"caFile": reach.ca_file, "certFile": reach.cert_file, "keyFile": reach.key_file}
+        options |= {name: str(path) for name, path in files.items() if path is not None}
+    if pipeline.settings.partitions is not None:
+        options["partitions"] = str(pipeline.settings.partitions)
+    return options

@@ -16,12 +16,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import shutil
 import socket
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,27 +28,27 @@ from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
 
-from penstock.adaptors.base import Adaptor, Bad, Refusal
+from penstock.adaptors.base import Adaptor
 from penstock.base import faults, process
 from penstock.base.errors import InUseError, PenstockError
-from penstock.base.secrets import mask
 from penstock.journal.client import BrokerGoneError, TimedOutError
 from penstock.log.commitlog import CommitLog
 from penstock.log.control import BEAT_SECONDS, PAUSE, RESUME, Control, ControlEntry
-from penstock.log.deadletters import DeadLetters, Death, Misfit
 from penstock.log.keeping import keep
 from penstock.log.offsets import OffsetLog
 from penstock.log.schema import LatestSchemas
-from penstock.pipeline.account import account, functions_told
+from penstock.pipeline.account import account, functions_told, source_told
 from penstock.pipeline.beating import beating
-from penstock.pipeline.copies import Copies, copying_of, gauges_of
+from penstock.pipeline.burying import Burials
+from penstock.pipeline.clock import Clock, now_us
+from penstock.pipeline.copies import Copies
 from penstock.pipeline.definition import Pipeline
 from penstock.pipeline.engine import Engine
 from penstock.pipeline.errortext import first_line
 from penstock.pipeline.housekeeping import Housekeeping
 from penstock.pipeline.ingest import Ingest
-from penstock.pipeline.place import Place, open_place
-from penstock.pipeline.progress import NodeProgress, Progress, RunFile, Summary, publish
+from penstock.pipeline.place import Place, empty_scratch, open_place, source_options
+from penstock.pipeline.progress import Progress, RunFile, Summary, publish
 from penstock.pipeline.serving import serving
 from penstock.pipeline.stopping import Stop, signals
 from penstock.pipeline.supervisor import SupervisedSink, Surroundings
@@ -159,9 +157,9 @@ class _Run:
         self._stop = stop
         self._report = report
         self._started = time.monotonic()
-        self._began = _now()
-        self._every = _Clock()
-        scratch = _scratch(place, options.scratch, pipeline.name)
+        self._began = now_us()
+        self._every = Clock()
+        scratch = empty_scratch(place, options.scratch, pipeline.name)
         self._engine = Engine(
             pipeline, scratch / "spark", options.master, options.cores, options.settings, lent
         )
@@ -179,15 +177,14 @@ class _Run:
         )
         self._resumes_at = self._log.closed.offset if self._strict else 0
         """Nothing is read before every sink has what lies below; the seed's rule after a crash."""
-        self._dead: DeadLetters | None = None
-        self._burying = threading.Lock()
+        burials = Burials(place.client, pipeline, self._log.reader)
         around = Surroundings(
-            pipeline.name, self._log.reader, self._log.log_id, scratch, _source_options(pipeline, place), place.reach,
+            pipeline.name, self._log.reader, self._log.log_id, scratch, source_options(pipeline, place), place.reach,
             LatestSchemas(lambda ns: self._log.state.schema(ns), lambda: self._log.state.schemas()),
             self._engine.safe,
         )  # fmt: skip
         self._sinks = [
-            SupervisedSink(node, self._claim_of(node.name), self._bury_of(node.name), around)
+            SupervisedSink(node, self._claim_of(node.name), partial(burials.bury, node.name), around)
             for node in pipeline.sink_nodes
         ]
         self._upkeep = Housekeeping(
@@ -203,7 +200,7 @@ class _Run:
             self._log,
             self._hindrance,
             patient=place.remote,
-            keep_bad=self._keep_bad,
+            keep_bad=burials.keep_bad,
         )
         self._copies = Copies()
         self._broker_away = False
@@ -256,34 +253,14 @@ class _Run:
     def _refuse_second(self) -> None:
         """Where no lock keeps runs apart, ask the control journal whether another one is alive."""
         mark = self._control.state().run if self._place.remote else None
-        if mark is not None and mark.alive(_now()):
+        if mark is not None and mark.alive(now_us()):
             raise InUseError(
                 f"pipeline '{self._pipeline.name}' is running on {mark.host} (pid {mark.pid})",
                 hint="stop it first; after a crash on another machine its place is free within 20 s",
             )
 
     def _claim_of(self, sink: str) -> Callable[[], OffsetLog]:
-        return lambda: OffsetLog(self._place.client, self._pipeline.name, sink, _now())
-
-    def _bury_of(self, sink: str) -> Callable[[int, Sequence[Refusal]], None]:
-        def bury(generation: int, refusals: Sequence[Refusal]) -> None:
-            deaths = [Death(r.offset, r.ns, r.node, mask(r.error)) for r in refusals]
-            self._dead_letters().add(sink, generation, deaths, self._log.reader, _now())
-
-        return bury
-
-    def _keep_bad(self, bad: Sequence[Bad]) -> int:
-        misfits = [Misfit(one.ns, mask(one.place), mask(one.error), one.content) for one in bad]
-        return self._dead_letters().add_misfits(self._pipeline.source_node.name, misfits, _now())
-
-    def _dead_letters(self) -> DeadLetters:
-        """Made when the first message dies; sinks meet the same message at the same time, and one owner is enough."""
-        with self._burying:
-            if self._dead is None:
-                self._dead = DeadLetters(self._place.client, self._pipeline.name, _now())
-                settings = self._pipeline.settings
-                keep(self._place.client, self._pipeline.name, settings.store, settings.replication)
-            return self._dead
+        return lambda: OffsetLog(self._place.client, self._pipeline.name, sink, now_us())
 
     def _hindrance(self) -> str | None:
         """Why the source may not be read now."""
@@ -408,30 +385,16 @@ class _Run:
             self._publish(None)
 
     def _told(self, phase: str) -> Progress:
-        end = self._ingest.end
         elapsed = time.monotonic() - self._started
-        trouble = self._ingest.error or self._ingest.away
-        source = NodeProgress(
-            node=self._pipeline.source_node.name,
-            kind="source",
-            adaptor=self._pipeline.source_node.adaptor.name,
-            state=self._ingest.state,
-            messages_in=self._ingest.read,
-            delivered=self._ingest.read,
-            dead=self._ingest.bad,
-            rate=self._ingest.read / elapsed if elapsed else 0.0,
-            error=first_line(trouble) if trouble else None,
-            gauges=gauges_of(self._source),
-            copies=self._copies.told(copying_of(self._source), elapsed),
-        )
+        end = self._ingest.end
+        source = source_told(self._pipeline.source_node, self._ingest, self._source, self._copies, elapsed)
         functions = functions_told(self._pipeline, self._sinks)
-        nodes = [source, *functions, *(sink.progress(end) for sink in self._sinks)]
         return Progress(
             self._pipeline.name,
             elapsed,
             phase,
             end.offset,
-            nodes,
+            [source, *functions, *(sink.progress(end) for sink in self._sinks)],
             log_bytes=self._upkeep.size,
             log_limit=self._pipeline.settings.log_limit,
             readers=self._ingest.paused,
@@ -443,7 +406,7 @@ class _Run:
             pid=os.getpid(),
             host=socket.gethostname(),
             started=self._began,
-            written=_now(),
+            written=now_us(),
             progress=self.progress,
             http=self.http,
             exit_code=exit_code,
@@ -451,60 +414,10 @@ class _Run:
         publish(self._place.directory.path, content)
 
     def _note(self, action: str, **detail: str | int | None) -> None:
-        self._control.append(ControlEntry(_now(), "penstock run", action, None, {"run": self.id, **detail}))
+        self._control.append(ControlEntry(now_us(), "penstock run", action, None, {"run": self.id, **detail}))
 
 
 def _spark_gone() -> PenstockError:
     return PenstockError(
         "Spark's process has gone", hint="run it again: what was delivered is, and the rest comes then"
     )
-
-
-class _Clock:
-    """Says whether it is time again for something that is done now and then."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, float] = {}
-
-    def __call__(self, what: str, seconds: float) -> bool:
-        now = time.monotonic()
-        if now - self._last.get(what, float("-inf")) < seconds:
-            return False
-        self._last[what] = now
-        return True
-
-
-def _scratch(place: Place, given: Path | None, pipeline: str) -> Path:
-    """An empty directory for what Spark and staging need.
-
-    Of a directory that was given only a part is ours, and its name says so: the identity of the data directory is in
-    it, so that neither another run nor anything of a person's can have that name.
-    """
-    scratch = place.directory.scratch
-    if given is not None:
-        scratch = given.absolute() / f"penstock-{pipeline}-{place.directory.version().id[:12]}"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(mode=0o700, parents=True)
-    return scratch
-
-
-def _source_options(pipeline: Pipeline, place: Place) -> dict[str, str]:
-    """What Spark is told: names and limits, never an adaptor's settings, since its plans show options."""
-    options = {
-        "dataDir": str(place.directory.path),
-        "pipeline": pipeline.name,
-        "maxBytes": str(pipeline.settings.batch_bytes),
-        "maxMessages": str(pipeline.settings.batch_messages),
-    }
-    if place.remote:
-        reach = place.reach
-        options["broker"] = reach.address
-        files = {"caFile": reach.ca_file, "certFile": reach.cert_file, "keyFile": reach.key_file}
-        options |= {name: str(path) for name, path in files.items() if path is not None}
-    if pipeline.settings.partitions is not None:
-        options["partitions"] = str(pipeline.settings.partitions)
-    return options
-
-
-def _now() -> int:
-    return time.time_ns() // 1000
