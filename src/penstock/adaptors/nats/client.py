@@ -7,13 +7,13 @@ the target holds.
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
+from penstock.adaptors import tls
 from penstock.adaptors.eventloop import EventLoop
 from penstock.adaptors.nats import Nats
 from penstock.adaptors.needs import need
@@ -153,7 +153,10 @@ class Client:
                 hint="start the servers with JetStream, or give the user of this pipeline rights to $JS.API.>",
             ) from None
         except (errors.Error, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-            reason = mask(str(self._trouble[-1] if self._trouble else error) or type(error).__name__)
+            told = self._trouble[-1] if self._trouble else error
+            if distrust := tls.untrusted(told, self._settings.place):
+                raise distrust from None
+            reason = mask(str(told) or type(error).__name__)
             if "uthorization" in reason or "ermissions" in reason:
                 raise UsageError(
                     f"{text}: {reason}", hint="see user and password in the setting 'uri'"
@@ -172,7 +175,7 @@ class Client:
         if settings.credentials:
             options["user_credentials"] = settings.credentials
         if settings.ca or settings.certificate or settings.uri.startswith("tls"):
-            options["tls"] = _tls(settings)
+            options["tls"] = tls.context(settings.ca, settings.certificate, settings.private_key)
         driver: Driver = await self._library.connect(
             list(settings.servers), allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0.05,
             connect_timeout=settings.timeout, ping_interval=settings.timeout, max_outstanding_pings=2,
@@ -246,15 +249,3 @@ def _taken(answer: Msg) -> Taken:
     if (answer.headers or {}).get("Status") == "503":
         return Taken(error=_Error(404, 503, "no stream takes this subject"))
     return msgspec.json.decode(answer.data, type=Taken)
-
-
-def _tls(settings: Nats) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=settings.ca or None)
-        if settings.certificate:
-            context.load_cert_chain(settings.certificate, settings.private_key)
-    except OSError as error:
-        raise UsageError(
-            f"cannot read the certificates: {error}", hint="see 'ca', 'certificate', 'private_key'"
-        ) from None
-    return context

@@ -16,9 +16,8 @@ With `shared` others may write the stream: then there is no position, and only `
 
 from __future__ import annotations
 
-import base64
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,22 +37,19 @@ from penstock.adaptors.base import (
 from penstock.adaptors.continuing import continued
 from penstock.adaptors.nats import Nats
 from penstock.adaptors.nats.client import (
-    NO_MESSAGE,
-    NO_STREAM,
     WRONG_SEQUENCE,
     WRONG_STREAM,
-    AnswerError,
     Client,
     Out,
     Taken,
 )
+from penstock.adaptors.nats.streams import Kept, Told, about_stream, decoded, make, matches, stored
 from penstock.adaptors.parts import PartStager, Row, read_parts, rows_of
-from penstock.base.errors import CorruptError, PenstockError, UsageError
+from penstock.base.errors import PenstockError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMAT = 1
 POSITIONS = "PENSTOCK_POSITIONS"
 HEADER = "Penstock-Position"
 CHUNK = 1024 * 1024
@@ -64,45 +60,6 @@ HEADERS = 1024
 """Bytes that are left for headers beside the key."""
 
 _SUBJECT = re.compile(r"[^\s.*>]+(\.[^\s.*>]+)*")
-
-
-class Kept(msgspec.Struct, frozen=True):
-    """How far the sink is: in the header of a message, and in the record beside the stream."""
-
-    log: str
-    generation: int
-    watermark: int
-    rows: int = 0
-    """Rows of the message at the watermark that are there already."""
-    stream: str = ""
-    sequence: int = 0
-    """Of the record: which stream it is about, and where that was."""
-    format: int = FORMAT
-
-
-class _State(msgspec.Struct):
-    last_seq: int
-
-
-class _Config(msgspec.Struct):
-    subjects: list[str] = []
-    max_msg_size: int = -1
-
-
-class _Told(msgspec.Struct):
-    created: str
-    config: _Config
-    state: _State
-
-
-class _Stored(msgspec.Struct):
-    seq: int
-    hdrs: str = ""
-    data: str = ""
-
-
-class _Message(msgspec.Struct):
-    message: _Stored
 
 
 class Sent(NamedTuple):
@@ -128,10 +85,10 @@ class NatsSink(Sink):
                 "adaptor 'nats' as a sink needs the setting 'stream'", hint="name the stream to write"
             )
 
-    def inspect(self) -> Sequence[Finding]:
+    def inspect(self, namespaces: Sequence[str] | None = None) -> Sequence[Finding]:
         client = Client(self._settings)
         try:
-            if _about(client, self._settings.stream) is None and not self._settings.create:
+            if about_stream(client, self._settings.stream) is None and not self._settings.create:
                 return [
                     Finding(f"there is no stream '{self._settings.stream}'", "set create=True", fatal=True)
                 ]
@@ -180,7 +137,7 @@ class NatsPublisher(Publisher):
         )
         self._limits = limits
         self._client: Client | None = None
-        self._about: _Told | None = None
+        self._about: Told | None = None
         self._last = 0
         self._kept: Kept | None = None
         self._careful = False
@@ -194,7 +151,7 @@ class NatsPublisher(Publisher):
             self._limits["bytes"] = min(client.max_payload, largest) if largest > 0 else client.max_payload
             if self._settings.shared:
                 return None
-            _make(client, POSITIONS, {"subjects": ["penstock.positions.*"], "max_msgs_per_subject": 1})
+            make(client, POSITIONS, {"subjects": ["penstock.positions.*"], "max_msgs_per_subject": 1})
             self._last = about.state.last_seq
             kept = self._found(client, about)
             if kept is None:
@@ -226,31 +183,31 @@ class NatsPublisher(Publisher):
             self._client = None
         self._careful = False
 
-    def _stream(self, client: Client) -> _Told:
+    def _stream(self, client: Client) -> Told:
         name = self._settings.stream
         if self._settings.create:
-            _make(client, name, {"subjects": [f"{self._settings.prefix.rstrip('.')}.>"]})
-        about = _about(client, name)
+            make(client, name, {"subjects": [f"{self._settings.prefix.rstrip('.')}.>"]})
+        about = about_stream(client, name)
         if about is None:
             raise UsageError(
                 f"there is no stream '{name}' at {self._settings.place}", hint="make it, or set create=True"
             )
         return about
 
-    def _found(self, client: Client, about: _Told) -> Kept | None:
+    def _found(self, client: Client, about: Told) -> Kept | None:
         """What the target has; None if nobody has written it."""
-        record = _decoded(_stored(client, POSITIONS, {"last_by_subj": self._record}), None)
+        record = decoded(stored(client, POSITIONS, {"last_by_subj": self._record}), None)
         if record is not None and record.stream != about.created:
             record = None  # of a stream by the same name that is no more
         if record is not None and record.sequence == self._last:
             return record
         if not self._last:
             return None
-        last = _stored(client, self._settings.stream, {"seq": self._last})
+        last = stored(client, self._settings.stream, {"seq": self._last})
         if last is None and record is not None:
             self._careful = True
             return record
-        header = _decoded(last, HEADER) if last is not None else None
+        header = decoded(last, HEADER) if last is not None else None
         if header is None:
             raise UsageError(
                 f"the stream '{self._settings.stream}' holds messages that this sink did not write",
@@ -270,7 +227,7 @@ class NatsPublisher(Publisher):
         for batch in read_parts(parts, ["ns"]):
             for ns in batch.column("ns").unique().to_pylist():
                 subject = f"{self._settings.prefix}{ns}"
-                if not any(_matches(pattern, subject) for pattern in subjects):
+                if not any(matches(pattern, subject) for pattern in subjects):
                     raise UsageError(
                         f"the stream '{self._settings.stream}' does not take the subject '{subject}', "
                         f"only {', '.join(subjects)}",
@@ -368,74 +325,6 @@ class NatsPublisher(Publisher):
         self._kept = Kept(position.log, position.generation, position.watermark)
 
 
-def _make(client: Client, name: str, config: Mapping[str, object]) -> None:
-    """Make a stream, if there is none of that name."""
-    if _about(client, name) is None:
-        client.ask(
-            f"STREAM.CREATE.{name}", {"name": name, "storage": "file", **config}, bytes,
-            f"cannot make the stream '{name}'",
-        )  # fmt: skip
-
-
-def _about(client: Client, name: str) -> _Told | None:
-    try:
-        return client.ask(f"STREAM.INFO.{name}", None, _told, f"cannot ask for the stream '{name}'")
-    except AnswerError as error:
-        if error.number == NO_STREAM:
-            return None
-        raise
-
-
-def _stored(client: Client, stream: str, which: Mapping[str, object]) -> _Stored | None:
-    """A message of a stream; None if there is no such."""
-    try:
-        return client.ask(f"STREAM.MSG.GET.{stream}", which, _message, f"cannot read '{stream}'").message
-    except AnswerError as error:
-        if error.number == NO_MESSAGE:
-            return None
-        raise
-
-
-def _decoded(stored: _Stored | None, header: str | None) -> Kept | None:
-    """The position in a message: in the header of that name, or what it holds; None if there is none."""
-    if stored is None:
-        return None
-    text = base64.b64decode(stored.data)
-    if header is not None:
-        lines = base64.b64decode(stored.hdrs).decode(errors="replace").splitlines()
-        texts = [line.partition(":")[2].strip() for line in lines if line.startswith(f"{header}:")]
-        if not texts:
-            return None
-        text = texts[0].encode()
-    try:
-        kept = msgspec.json.decode(text, type=Kept)
-    except msgspec.DecodeError as error:
-        raise CorruptError(
-            f"not the position of a sink: {error}", where="a message of the target", position=stored.seq,
-            hint="something else writes there; write to a stream of its own",
-        ) from None  # fmt: skip
-    if kept.format > FORMAT:
-        raise CorruptError(
-            f"format {kept.format}, this version knows {FORMAT}", where="a message of the target",
-            position=stored.seq, hint="use the version of Penstock that wrote it, or a newer one",
-        )  # fmt: skip
-    return kept
-
-
-def _matches(pattern: str, subject: str) -> bool:
-    """Whether a subject is one of a pattern: * is one word, > at the end one or more."""
-    words, given = pattern.split("."), subject.split(".")
-    if words[-1] == ">":
-        words, given = words[:-1], given[: len(words) - 1] if len(given) >= len(words) else []
-        if not given and words:
-            return False
-    return len(words) == len(given) and all(a in ("*", b) for a, b in zip(words, given, strict=True))
-
-
 def _line(text: bytes) -> str:
     """A JSON text in one line: in its strings there are no line ends, and elsewhere they mean nothing."""
     return text.decode().replace("\r", " ").replace("\n", " ")
-
-
-_told: Callable[[bytes], _Told] = msgspec.json.Decoder(_Told).decode
-_message: Callable[[bytes], _Message] = msgspec.json.Decoder(_Message).decode
