@@ -49,6 +49,19 @@ _LONGEST = (
 )
 
 
+_LONG_HERE = (
+    "test_kafka_source.py::TestKafkaSource::test_a_copy_goes_on_when_the_server_is_back",
+    "test_kafka_source.py::TestKafkaSource::test_tailing_goes_on_when_the_server_is_back",
+    "test_rabbitmq.py::TestRabbitMqSource::test_a_copy_goes_on_when_the_server_is_back",
+    "test_nats.py::TestNatsSource::test_a_copy_goes_on_after_a_crash_at_any_batch",
+    "test_rabbitmq.py::TestRabbitMqSource::test_a_copy_goes_on_after_a_crash_at_any_batch",
+    "test_elasticsearch_source.py::TestSearchSource::test_a_copy_goes_on_when_the_server_is_back",
+    "test_mysql_source.py::TestMySqlSource::test_a_copy_goes_on_when_the_server_is_back",
+    "test_mysql_source.py::TestMySqlSource::test_tailing_goes_on_when_the_server_is_back",
+)
+"""Tests of the kit whose servers take their time to start: for the long runs. Each server is restarted in another."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that share a Spark session share a process: two sessions, one for each of two cores.
 
@@ -56,6 +69,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     since a long group that begins late has the other processes wait for it; the others fill in (`-n 2`).
     """
     for item in items:
+        if item.nodeid.endswith(_LONG_HERE):
+            item.add_marker(pytest.mark.soak)
         if item.get_closest_marker("spark") is None:
             continue
         fixtures = getattr(item, "fixturenames", ())

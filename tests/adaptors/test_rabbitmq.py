@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 import zlib
@@ -17,6 +18,7 @@ from tests.servers.rabbitmq import PASSWORD, USER, RabbitServer
 
 from penstock import adaptors as a
 from penstock.adaptors.base import Adaptor, Publisher
+from penstock.adaptors.rabbitmq import sink as rabbitmq_sink
 from penstock.adaptors.rabbitmq.client import listed
 from penstock.base import secrets
 from penstock.base.errors import AwayError, RefusedError, UsageError
@@ -123,6 +125,7 @@ class QueueSubject(SourceSubject):
         Can.DELETES: "a message of a queue stays as it is",
         Can.REKEYS: "a message of a queue stays as it is",
         Can.TRUNCATE: "that a queue is purged is not told",
+        Can.TRANSACTIONS: "a message does not say which others were sent with it",
         Can.OVERSIZE: "a message above the limit is kept among the dead letters",
     }
 
@@ -337,13 +340,29 @@ def test_what_comes_again_is_left_out_by_its_id_if_asked(
 
 
 def test_a_message_that_reaches_no_queue_is_refused(
-    rabbitmq_server: RabbitServer, queues: Queues, tmp_path: Path
+    rabbitmq_server: RabbitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(rabbitmq_sink, "SETTLING", 0.3)
     one = Delivery(QueueTarget(rabbitmq_server), tmp_path)
     one.add(message("nobody-listens", 1, "x"))
     one.open()
     with pytest.raises(RefusedError, match="offset 0 reaches no queue"):
         one.deliver()
+
+
+def test_a_queue_that_comes_soon_after_the_connection_is_waited_for(
+    rabbitmq_server: RabbitServer, queues: Queues, tmp_path: Path
+) -> None:
+    """As after a restart of the server, which listens before it has all of its queues."""
+    name = f"q{uuid.uuid4().hex[:8]}"
+    one = Delivery(QueueTarget(rabbitmq_server), tmp_path)
+    one.add(message(name, 1, "x"))
+    one.open()
+    later = threading.Timer(1.0, lambda: queues.make(name))
+    later.start()
+    one.deliver()
+    later.join()
+    assert queues.ready(name) == 1
 
 
 def test_an_exchange_that_is_not_there_is_named(rabbitmq_server: RabbitServer, tmp_path: Path) -> None:

@@ -149,11 +149,12 @@ class Bank:
 
 def crashed(place: Path, *, kills: int, restarts: int, seed: int) -> None:
     draw = random.Random(seed)
+    every = kills // restarts
     with running() as server:
         bank = Bank(server, place)
         with _traffic(server, rate=100):
             for turn in range(kills):
-                bank.killed_after(draw.uniform(0.0, 4.0), restart=turn % max(kills // restarts, 1) == 1)
+                bank.killed_after(draw.uniform(0.0, 4.0), restart=turn % every == every - 1)
         bank.finish()
         history = _of_database(server, "bank")["pgbench_history"][0]
         assert history > 100, "pgbench did hardly anything"
@@ -165,8 +166,8 @@ def crashed(place: Path, *, kills: int, restarts: int, seed: int) -> None:
         assert server.query("SELECT pubname FROM pg_publication", database="bank") == []
 
 
-def test_both_databases_are_equal_after_kills_and_a_restart_of_the_server(tmp_path: Path) -> None:
-    crashed(tmp_path, kills=2, restarts=1, seed=7)
+def test_both_databases_are_equal_after_a_restart_of_the_server_and_a_kill(tmp_path: Path) -> None:
+    crashed(tmp_path, kills=1, restarts=1, seed=7)
 
 
 @pytest.mark.soak

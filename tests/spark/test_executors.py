@@ -178,7 +178,7 @@ def test_functions_and_writers_run_on_the_executors_and_no_body_reaches_the_driv
     tmp_path: Path, standalone_master: Standalone
 ) -> None:
     """The documents come to 120 MB: a driver that held them would have grown by twice what it may."""
-    many, size = 15_000, 8_000
+    many, size = 7_500, 16_000
     check_job(*run_job(tmp_path, standalone_master, many, size), many)
 
 

@@ -118,6 +118,14 @@ def test_what_a_killed_session_left_is_removed(tmp_path: Path) -> None:
     engine._discard(places)
 
 
+def test_what_a_killed_run_writes_once_all_was_removed_is_in_nobody_s_way(tmp_path: Path) -> None:
+    (tmp_path / "tmp" / "spark-of-a-jvm-that-dies").mkdir(parents=True)
+    with pytest.raises(UsageError, match="would be emptied"):
+        engine._prepare(tmp_path)
+    engine.claim(tmp_path)
+    assert list(engine._prepare(tmp_path).temporary.iterdir()) == []
+
+
 @pytest.mark.spark
 def test_settings_are_in_force(spark: SparkSession) -> None:
     conf = spark.sparkContext.getConf()
@@ -300,28 +308,32 @@ def second_run(place: Place, archive: Path) -> Killed:
     return Killed(json.loads(line), parts, below, alive, said)
 
 
+@pytest.mark.soak
 @pytest.mark.spark
-def test_the_next_run_has_the_archive(second_run: Killed) -> None:
+def test_soak_the_next_run_has_the_archive(second_run: Killed) -> None:
     assert second_run.parts == []
     assert second_run.facts["first"]["sharing"]
 
 
+@pytest.mark.soak
 @pytest.mark.spark
-def test_a_lost_jvm_is_not_waited_for(second_run: Killed) -> None:
+def test_soak_a_lost_jvm_is_not_waited_for(second_run: Killed) -> None:
     assert second_run.facts["seconds to stop"] < 29
     assert second_run.facts["first"]["jvm"] != second_run.facts["second"]["jvm"]
 
 
+@pytest.mark.soak
 @pytest.mark.spark
-def test_a_damaged_archive_costs_nothing_but_time(second_run: Killed) -> None:
+def test_soak_a_damaged_archive_costs_nothing_but_time(second_run: Killed) -> None:
     """A worker was at work in the session that was given it."""
     assert not second_run.facts["second"]["sharing"]
     assert not second_run.facts["archive"]
     assert second_run.said == ""
 
 
+@pytest.mark.soak
 @pytest.mark.spark
-def test_the_jvm_and_the_workers_go_when_the_driver_is_killed(second_run: Killed) -> None:
+def test_soak_the_jvm_and_the_workers_go_when_the_driver_is_killed(second_run: Killed) -> None:
     assert second_run.facts["second"]["jvm"] in [process.pid for process in second_run.below]
     assert len(second_run.below) >= 3, "the JVM, the daemon of the Python workers, and a worker"
     assert not second_run.alive

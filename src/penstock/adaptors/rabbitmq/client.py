@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
+from penstock.adaptors import tls
 from penstock.adaptors.needs import need
 from penstock.adaptors.rabbitmq import RabbitMq
 from penstock.base.errors import AwayError, PenstockError, UsageError
@@ -54,15 +55,7 @@ def connected(settings: RabbitMq) -> BlockingConnection:
 
 
 def context(settings: RabbitMq) -> ssl.SSLContext:
-    try:
-        made = ssl.create_default_context(cafile=settings.ca or None)
-        if settings.certificate:
-            made.load_cert_chain(settings.certificate, settings.private_key)
-    except OSError as error:
-        raise UsageError(
-            f"cannot read the certificates: {error}", hint="see 'ca', 'certificate', 'private_key'"
-        ) from None
-    return made
+    return tls.context(settings.ca, settings.certificate, settings.private_key)
 
 
 @contextmanager
@@ -76,6 +69,8 @@ def asking(settings: RabbitMq, what: str) -> Iterator[None]:
 
 def told(settings: RabbitMq, what: str, error: Exception) -> PenstockError:
     errors = driver().exceptions
+    if distrust := tls.untrusted(error, settings.place):
+        return distrust
     reason = mask(str(error) or type(error).__name__)
     text = f"{what} at {settings.place}: {reason}"
     if isinstance(error, errors.ProbableAuthenticationError | errors.AuthenticationError):
@@ -113,4 +108,6 @@ def listed(settings: RabbitMq) -> list[Queue]:
         kind = AwayError if error.code >= 500 else UsageError
         raise kind(f"{what}: {error.code} {error.reason}") from None
     except (OSError, ValueError) as error:
+        if distrust := tls.untrusted(error, urlsplit(settings.management).netloc.rpartition("@")[2]):
+            raise distrust from None
         raise AwayError(f"{what}: {mask(str(error))}") from None

@@ -8,6 +8,7 @@ of memory or disk blocks its publishers: that, and a queue that rejects what it 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,11 +33,13 @@ from penstock.base.errors import AwayError, PenstockError, RefusedError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pika import BlockingConnection
+    from pika import BasicProperties, BlockingConnection
     from pika.adapters.blocking_connection import BlockingChannel
 
 LONGEST_KEY = 255
 """Bytes of a routing key."""
+SETTLING = 5.0
+"""Seconds after connecting in which a queue that is not there may still come."""
 
 
 class RabbitMqSink(Sink):
@@ -48,7 +51,7 @@ class RabbitMqSink(Sink):
     def __init__(self, settings: RabbitMq) -> None:
         self._settings = settings
 
-    def inspect(self) -> Sequence[Finding]:
+    def inspect(self, namespaces: Sequence[str] | None = None) -> Sequence[Finding]:
         with asking(self._settings, "cannot connect"):
             closed(connected(self._settings))
         return ()
@@ -102,6 +105,7 @@ class RabbitMqPublisher(Publisher):
         self._settings = settings
         self._connection: BlockingConnection | None = None
         self._channel: BlockingChannel | None = None
+        self._settled = 0.0
 
     def open(self, start: SinkPosition) -> None:
         self.close()
@@ -109,6 +113,7 @@ class RabbitMqPublisher(Publisher):
             self._connection = connected(self._settings)
             self._channel = self._connection.channel()
             self._channel.confirm_delivery()
+        self._settled = time.monotonic() + SETTLING
 
     def publish(self, parts: Sequence[Staged], position: SinkPosition) -> None:
         at, number = -1, 0
@@ -140,7 +145,7 @@ class RabbitMqPublisher(Publisher):
             timestamp=row.ts // 1_000_000,
         )  # fmt: skip
         try:
-            channel.basic_publish(exchange, key, row.data or b"{}", properties, self._settings.mandatory)
+            self._routed(exchange, key, row.data or b"{}", properties)
         except pika.exceptions.UnroutableError:
             raise RefusedError(
                 f"the message at offset {row.offset} reaches no queue: exchange '{exchange}', routing key '{key}'",
@@ -150,6 +155,21 @@ class RabbitMqPublisher(Publisher):
             raise AwayError(
                 f"the server at {self._settings.place} did not take a message for exchange '{exchange}'"
             ) from None
+
+    def _routed(self, exchange: str, key: str, body: bytes, properties: BasicProperties) -> None:
+        """Publish. A server that has just started may not have all of its queues yet: they are waited for."""
+        pika, channel, connection = driver(), self._channel, self._connection
+        assert channel is not None
+        assert connection is not None
+        while True:
+            try:
+                channel.basic_publish(exchange, key, body, properties, self._settings.mandatory)
+            except pika.exceptions.UnroutableError:
+                if time.monotonic() > self._settled:
+                    raise
+                connection.sleep(0.25)
+            else:
+                return
 
     def _headers(self, row: Row) -> dict[str, object] | None:
         if not self._settings.envelope:
