@@ -44,8 +44,9 @@ conformance: $(READY)  ## every adaptor through the kit, and the table of it in 
 # An older compiler on purpose: code it generates also loads with protobuf 6.
 proto:  ## regenerate the wire's messages after an edit of a .proto
 	$(PYTHON) -m venv build/protoc && build/protoc/bin/pip install -q 'grpcio-tools==1.74.0'
-	build/protoc/bin/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src $(PROTO)/journal.proto $(PROTO)/penstock.proto
-	sed -i '1i # mypy: disable-error-code="type-arg"' $(PROTO)/*_pb2.pyi
+	build/protoc/bin/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src $(PROTO)/journal.proto $(PROTO)/penstock.proto \
+		src/penstock/journal/cluster/etcd.proto
+	sed -i '1i # mypy: disable-error-code="type-arg"' $(PROTO)/*_pb2.pyi src/penstock/journal/cluster/etcd_pb2.pyi
 
 clean:
 	rm -rf $(VENV) quickstart build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -40,6 +40,7 @@ NO_CHANGES = MappingProxyType(
         Can.DELETES: "rows are added, nothing else",
         Can.REKEYS: "rows are added, nothing else",
         Can.TRUNCATE: "rows are added, nothing else",
+        Can.TRANSACTIONS: "rows are added, nothing else",
         Can.ACKNOWLEDGES: "nobody to tell",
         Can.RESTART: "no server",
     }

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from typing import Any
 
+from tests.adaptors.relational_subject import RelationalSubject, Types, inserted
 from tests.servers.mariadb import MARIADB, PASSWORD, MySqlServer
 
 from penstock import adaptors
 from penstock.adaptors.base import Adaptor
 from penstock.log.schema import Kind
-from penstock.testing.adaptors.subject import Can, Row, SourceSubject, TypedRow
+from penstock.testing.adaptors.subject import Can, Row, TypedRow
 
 _POINT = "ST_GeomFromText('POINT(1 2)'{})"
 _WKB = "AQEAAAAAAAAAAADwPwAAAAAAAABA"
 
-TYPES: Mapping[str, tuple[str, str, str, Kind]] = {
+TYPES: Types = {
     "tiny": ("tinyint", "-128", "-128", Kind.INT),
     "yes": ("boolean", "true", "1", Kind.INT),
     "year": ("year", "2026", "2026", Kind.INT),
@@ -76,9 +78,8 @@ TYPES: Mapping[str, tuple[str, str, str, Kind]] = {
     "when_read": ("int AS (tiny * 3) VIRTUAL", "DEFAULT", "-384", Kind.INT),
     'Ünïcode "100 %"': ("int", "1", "1", Kind.INT),
 }  # fmt: skip
-"""By column: its type, a value as SQL has it, the text that it must have, and its kind."""
 
-MARIADB_TYPES: Mapping[str, tuple[str, str, str, Kind]] = {
+MARIADB_TYPES: Types = {
     "document": ("json", "'{\"b\": 1.0}'", '"{\\"b\\": 1.0}"', Kind.STRING),
     "uuid": ("uuid", "'6CCD780C-BABA-1026-9564-5B8C656024DB'", '{"$uuid":"6ccd780c-baba-1026-9564-5b8c656024db"}',
              Kind.UUID),
@@ -88,7 +89,7 @@ MARIADB_TYPES: Mapping[str, tuple[str, str, str, Kind]] = {
     "old_host": ("inet4", "'192.168.0.1'", '"192.168.0.1"', Kind.STRING),
 }  # fmt: skip
 
-MYSQL_TYPES: Mapping[str, tuple[str, str, str, Kind]] = {
+MYSQL_TYPES: Types = {
     "document": ("json", "'{\"b\": 1.0, \"aa\":  [1,-5,70000,3000000000,18446744073709551615,1e30,null,true,\"é\"]}'",
                  '{"b":1.0,"aa":[1,-5,70000,3000000000,18446744073709551615,1e30,null,true,"é"]}', Kind.ANY),
     "list": ("json", "'[]'", "[]", Kind.ANY),
@@ -103,17 +104,17 @@ MYSQL_TYPES: Mapping[str, tuple[str, str, str, Kind]] = {
 }  # fmt: skip
 
 
-class MySqlSubject(SourceSubject):
+class MySqlSubject(RelationalSubject):
     """A database of the server."""
 
     name = "mysql"
     secret = PASSWORD
     cannot = {Can.ACKNOWLEDGES: "a server keeps its binlog for as long as it is set to, read or not"}  # noqa: RUF012
+    extra_column = "extra text FIRST"
 
     def __init__(self, server: MySqlServer, database: str) -> None:
-        self.server = server.version
-        self._server, self._database = server, database
-        self.uri = server.uri(database)
+        super().__init__(server, server.version, database, server.uri(database))
+        self._server = server
         if not server.query(f"SHOW DATABASES LIKE '{database}'"):
             server.database(database)
 
@@ -121,48 +122,18 @@ class MySqlSubject(SourceSubject):
         return adaptors.mysql(uri=self.uri, tail=tail)
 
     def make(self, word: str) -> str:
-        self._execute(f"CREATE TABLE {word} (id int PRIMARY KEY, text longtext)")
+        self.execute(f"CREATE TABLE {word} (id int PRIMARY KEY, text longtext)")
         return f"{self._database}.{word}"
 
     def insert(self, ns: str, rows: Sequence[Row]) -> None:
         with closing(self._server.connect()) as connection, connection.cursor() as cursor:
             connection.begin()
-            cursor.executemany(f"INSERT INTO {ns} (id, text) VALUES (%s, %s)", [tuple(row) for row in rows])
+            cursor.executemany(*inserted(ns, rows))
             connection.commit()
-
-    def contents(self, ns: str) -> Mapping[int, str]:
-        return {row[0]: row[1] for row in self._server.query(f"SELECT id, text FROM {ns}")}
-
-    def update(self, ns: str, row: Row) -> None:
-        self._execute(f"UPDATE {ns} SET text = %s WHERE id = %s", row.text, row.id)
-
-    def delete(self, ns: str, id: int) -> None:
-        self._execute(f"DELETE FROM {ns} WHERE id = %s", id)
-
-    def rekey(self, ns: str, id: int, new: int) -> None:
-        self._execute(f"UPDATE {ns} SET id = %s WHERE id = %s", new, id)
-
-    def truncate(self, ns: str) -> None:
-        self._execute(f"TRUNCATE {ns}")
-
-    def add_field(self, ns: str) -> None:
-        self._execute(f"ALTER TABLE {ns} ADD COLUMN extra text FIRST")
-
-    def insert_extra(self, ns: str, row: Row, extra: str) -> None:
-        self._execute(f"INSERT INTO {ns} (id, text, extra) VALUES (%s, %s, %s)", row.id, row.text, extra)
 
     def typed(self, word: str) -> TypedRow:
         types = {**TYPES, **(MARIADB_TYPES if self._server.flavour is MARIADB else MYSQL_TYPES)}
-        columns = ", ".join(f"`{name}` {about[0]}" for name, about in types.items())
-        values = ", ".join(about[1] for about in types.values())
-        ns = f"{self._database}.{word}_types"
-        self._execute(f"CREATE TABLE {ns} (id int AUTO_INCREMENT PRIMARY KEY, {columns})")
-        return TypedRow(
-            ns,
-            lambda: self._execute(f"INSERT INTO {ns} VALUES (DEFAULT, {values})"),
-            {name: about[2] for name, about in types.items()},
-            {name: about[3] for name, about in types.items()},
-        )
+        return self.typed_table(f"{self._database}.{word}_types", "int AUTO_INCREMENT", types)
 
     def misconfigured(self) -> Mapping[str, Adaptor]:
         return {
@@ -172,13 +143,13 @@ class MySqlSubject(SourceSubject):
             ),
         }
 
-    def stop_server(self) -> None:
-        self._server.kill()
+    def quoted(self, name: str) -> str:
+        return f"`{name}`"
 
-    def start_server(self) -> None:
-        self._server.start()
-
-    def _execute(self, statement: str, *parameters: object) -> None:
+    def execute(self, statement: str, *parameters: object) -> None:
         with closing(self._server.connect(self._database)) as connection, connection.cursor() as cursor:
             cursor.execute("SET time_zone = '+00:00', sql_mode = ''")
             cursor.execute(statement, parameters or None)
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        return self._server.query(statement)

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psycopg
+from tests.adaptors.relational_subject import RelationalSubject, Types, inserted
 from tests.servers.postgres import PASSWORD, PostgresServer
 
 from penstock import adaptors
 from penstock.adaptors.base import Adaptor
 from penstock.log.schema import Kind
-from penstock.testing.adaptors.subject import Row, SourceSubject, TypedRow
+from penstock.testing.adaptors.subject import Row, TypedRow
 
-TYPES: Mapping[str, tuple[str, str, str, Kind]] = {
+TYPES: Types = {
     "small": ("smallint", "-32768", "-32768", Kind.INT),
     "big": ("bigint", "9223372036854775807", "9223372036854775807", Kind.INT),
     "single": ("real", "7", "7.0", Kind.FLOAT),
@@ -84,7 +85,6 @@ TYPES: Mapping[str, tuple[str, str, str, Kind]] = {
     "Ünïcode \"name\"": ("text", "'x'", '"x"', Kind.STRING),
     "oid_of": ("oid", "4294967295", "4294967295", Kind.INT),
 }  # fmt: skip
-"""By column: its type, a value as SQL has it, the text that it must have, and its kind."""
 
 SETUP = (
     "CREATE TYPE kit_mood AS ENUM ('so so', 'well')",
@@ -98,70 +98,38 @@ def quoted(name: str) -> str:
     return ".".join('"' + part.replace('"', '""') + '"' for part in name.split(".", 1))
 
 
-class PostgresSubject(SourceSubject):
+class PostgresSubject(RelationalSubject):
     """A database of the server."""
 
     name = "postgres"
     secret = PASSWORD
 
     def __init__(self, server: PostgresServer, database: str) -> None:
-        self.server = server.version
-        self._server, self._database = server, database
-        self.uri = server.uri(database)
+        super().__init__(server, server.version, database, server.uri(database))
+        self._server = server
         self._written = "0/0"
-        self._typed = 0
-        if not self._query("SELECT 1 FROM pg_type WHERE typname = 'kit_mood'"):
+        if not self.query("SELECT 1 FROM pg_type WHERE typname = 'kit_mood'"):
             server.execute(*SETUP, database=database)
 
     def adaptor(self, *, tail: bool) -> Adaptor:
         return adaptors.postgres(uri=self.uri, tail=tail, range_bytes=1024 * 1024)
 
     def make(self, word: str) -> str:
-        self._execute(f"CREATE TABLE public.{word} (id int PRIMARY KEY, text text)")
+        self.execute(f"CREATE TABLE public.{word} (id int PRIMARY KEY, text text)")
         return f"public.{word}"
 
     def insert(self, ns: str, rows: Sequence[Row]) -> None:
         with psycopg.connect(self.uri) as connection:
-            connection.cursor().executemany(f"INSERT INTO {ns} VALUES (%s, %s)", rows)
+            connection.cursor().executemany(*inserted(ns, rows))
             found = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
             self._written = found[0] if found else "0/0"
 
-    def contents(self, ns: str) -> Mapping[int, str]:
-        return {row[0]: row[1] for row in self._query(f"SELECT id, text FROM {ns}")}
-
-    def update(self, ns: str, row: Row) -> None:
-        self._execute(f"UPDATE {ns} SET text = %s WHERE id = %s", row.text, row.id)
-
-    def delete(self, ns: str, id: int) -> None:
-        self._execute(f"DELETE FROM {ns} WHERE id = %s", id)
-
-    def rekey(self, ns: str, id: int, new: int) -> None:
-        self._execute(f"UPDATE {ns} SET id = %s WHERE id = %s", new, id)
-
-    def truncate(self, ns: str) -> None:
-        self._execute(f"TRUNCATE {ns}")
-
-    def add_field(self, ns: str) -> None:
-        self._execute(f"ALTER TABLE {ns} ADD COLUMN extra text")
-
-    def insert_extra(self, ns: str, row: Row, extra: str) -> None:
-        self._execute(f"INSERT INTO {ns} VALUES (%s, %s, %s)", row.id, row.text, extra)
-
     def typed(self, word: str) -> TypedRow:
-        ns = f"public.{word}_{id(self)}"
-        columns = ", ".join(f"{quoted(name)} {about[0]}" for name, about in TYPES.items())
-        values = ", ".join(about[1] for about in TYPES.values())
-        self._execute(f"CREATE TABLE {ns} (id serial PRIMARY KEY, {columns})")
-        return TypedRow(
-            ns,
-            lambda: self._execute(f"INSERT INTO {ns} VALUES (DEFAULT, {values})"),
-            {name: about[2] for name, about in TYPES.items()},
-            {name: about[3] for name, about in TYPES.items()},
-        )
+        return self.typed_table(f"public.{word}_{id(self)}", "serial", TYPES)
 
     def held_back(self) -> int:
         """Bytes from what is acknowledged to just before the end of the last transaction that `insert` made."""
-        found = self._query(
+        found = self.query(
             f"SELECT pg_wal_lsn_diff('{self._written}', confirmed_flush_lsn) FROM pg_replication_slots "
             "WHERE slot_name = 'penstock_kit_source'"
         )
@@ -176,20 +144,17 @@ class PostgresSubject(SourceSubject):
             ),
         }  # fmt: skip
 
-    def stop_server(self) -> None:
-        self._server.kill()
-
-    def start_server(self) -> None:
-        self._server.start()
-
     def leftovers(self) -> Sequence[str]:
-        slots = self._query("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()")
-        publications = self._query("SELECT pubname FROM pg_publication")
+        slots = self.query("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()")
+        publications = self.query("SELECT pubname FROM pg_publication")
         return [row[0] for row in slots + publications]
 
-    def _execute(self, statement: str, *parameters: object) -> None:
+    def quoted(self, name: str) -> str:
+        return quoted(name)
+
+    def execute(self, statement: str, *parameters: object) -> None:
         with psycopg.connect(self.uri, autocommit=True) as connection:
             connection.execute(statement, parameters or None)
 
-    def _query(self, statement: str) -> list[tuple[Any, ...]]:
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
         return self._server.query(statement, database=self._database)

@@ -310,6 +310,31 @@ def test_a_server_that_is_something_else_is_refused(opensearch_server: OpenSearc
         adaptor.sink().inspect()
 
 
+def test_inspect_names_indices_that_will_not_take_documents(
+    target: SearchTarget, opensearch_server: OpenSearchServer, ns: str
+) -> None:
+    http = urllib3.PoolManager()
+
+    def put(path: str, body: object) -> None:
+        answer = http.request("PUT", f"{opensearch_server.uri}/{path}", json=body)
+        assert answer.status == 200, answer.data
+
+    sink = target.adaptor().sink()
+    assert sink.inspect([ns, "not-made-yet"]) == []
+    (bad,) = sink.inspect(["a b"])
+    assert (bad.fatal, "cannot be the name of an index" in bad.what) == (True, True)
+    put(f"{ns}/_settings", {"index.blocks.write": True})
+    put("_cluster/settings", {"transient": {"action.auto_create_index": "-not-made*,+*"}})
+    try:
+        blocked, missing = sink.inspect([ns, "not-made-yet"])
+    finally:
+        put("_cluster/settings", {"transient": {"action.auto_create_index": None}})
+    assert blocked.fix == f'PUT /{ns}/_settings {{"index.blocks.write": null}}'
+    assert (missing.fatal, missing.fix) == (True, "PUT /not-made-yet")
+    put(f"{ns}/_settings", {"index.blocks.write": None})
+    assert sink.inspect([ns]) == []
+
+
 def test_secrets_are_not_shown() -> None:
     adaptor = a.elasticsearch(uri=f"https://user:{PASSWORD}@search", api_key="an-api-key-to-hide")
     assert PASSWORD not in repr(adaptor)

@@ -35,6 +35,7 @@ class SearchSubject(SourceSubject):
     cannot: Mapping[Can, str] = {
         Can.TAIL: NO_TAIL, Can.ADDED: NO_TAIL, Can.UPDATES: NO_TAIL, Can.DELETES: NO_TAIL, Can.REKEYS: NO_TAIL,
         Can.TRUNCATE: NO_TAIL, Can.FIELDS: NO_TAIL, Can.CLEAN: NO_TAIL, Can.ACKNOWLEDGES: NO_TAIL,
+        Can.TRANSACTIONS: NO_TAIL,
         Can.OVERSIZE: "the server takes such a document in no field that can be searched",
     }  # fmt: skip
 

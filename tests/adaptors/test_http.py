@@ -195,6 +195,7 @@ class FeedSubject(SourceSubject):
         Can.DELETES: "what a page has stays as it is",
         Can.REKEYS: "what a page has stays as it is",
         Can.TRUNCATE: "what a page has stays as it is",
+        Can.TRANSACTIONS: "a page does not say what was written together",
         Can.OVERSIZE: "a document above the limit is kept among the dead letters",
         Can.ACKNOWLEDGES: "there is nothing to tell an API",
     }

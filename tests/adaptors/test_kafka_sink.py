@@ -309,9 +309,18 @@ def test_a_topic_that_is_not_there_is_named(kafka_server: KafkaServer, tmp_path:
     one.open()
     with pytest.raises(UsageError, match="there is no topic 'no-such-topic'"):
         one.deliver()
-    (finding,) = one.sink.inspect()
-    assert finding.fatal
-    assert "no-such-topic" in finding.what
+    for found in (one.sink.inspect(), one.sink.inspect(["a"])):
+        (finding,) = found
+        assert finding.fatal
+        assert "no-such-topic" in finding.what
+        assert (finding.fix or "").endswith("--create --topic no-such-topic")
+    assert one.sink.inspect([]) == []
+    named, unnamable = one.sink.inspect(["a/b", "another"])
+    assert "cannot be a topic" in named.what
+    assert "'another' is not there" in unnamable.what
+    making, target = delivery(kafka_server, tmp_path, create=True)
+    assert making.sink.inspect(["another"]) == []
+    assert one.sink.inspect([target.make("there")]) == []
 
 
 def test_a_name_that_no_topic_can_have_is_the_settings_fault(

@@ -34,15 +34,10 @@ class KafkaSubject(SourceSubject):
     key = ()
     patience = PATIENCE
     secret = WRONG
-    can = frozenset(
-        {
-            Can.SEVERAL, Can.NAMESPACES, Can.TAIL, Can.ADDED, Can.UPDATES, Can.DELETES, Can.FIELDS, Can.EXACT,
-            Can.CLEAN, Can.ACKNOWLEDGES, Can.RESTART, Can.CONNECTS, Can.HUGE, Can.COMES_TO_REST, Can.TYPES,
-        }
-    )  # fmt: skip
     cannot: Mapping[Can, str] = {
         Can.REKEYS: "a record has one key; under another key it is another row",
         Can.TRUNCATE: "a topic is not emptied by a command",
+        Can.TRANSACTIONS: "a record does not say which others were written with it",
         Can.OVERSIZE: "a record above the limit is kept among the dead letters",
     }
 

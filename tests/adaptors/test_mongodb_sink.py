@@ -15,6 +15,7 @@ from tests.servers.mongodb import NAME, MongoServer
 
 from penstock import adaptors as a
 from penstock.adaptors.base import Adaptor
+from penstock.adaptors.mongodb.sink_inspect import lacking
 from penstock.base.errors import RefusedError, UsageError
 from penstock.log.message import Message, Op
 from penstock.log.schema import Field, Kind, Schema
@@ -185,6 +186,28 @@ def test_a_sink_wants_a_database() -> None:
 def test_transactions_are_refused_by_plan_where_there_are_none(mongodb_server: MongoServer) -> None:
     sink = a.mongodb(uri=f"{mongodb_server.uri}/shop", transactions=True, timeout=5.0).sink()
     assert [finding.fatal for finding in sink.inspect()] == [True, False]
+
+
+def test_inspect_of_a_server_without_users_finds_nothing(mongodb_server: MongoServer) -> None:
+    sink = a.mongodb(uri=f"{mongodb_server.uri}/shop", timeout=5.0).sink()
+    assert sink.inspect(["orders"]) == []
+
+
+def test_inspect_tells_what_no_privilege_gives() -> None:
+    """As MongoDB's documentation has the answer to `connectionStatus`."""
+
+    def told(resource: dict[str, object], *actions: str) -> dict[str, object]:
+        return {"authenticatedUserPrivileges": [{"resource": resource, "actions": list(actions)}]}
+
+    everything = ("find", "insert", "update", "remove")
+    assert lacking(told({"db": "shop", "collection": ""}, *everything), "shop", "orders") == []
+    assert lacking(told({"db": "", "collection": "orders"}, *everything), "shop", "orders") == []
+    assert lacking(told({"anyResource": True}, "anyAction"), "shop", "orders") == []
+    assert lacking(told({"db": "shop", "collection": "orders"}, "find"), "shop", "orders") == list(
+        everything[1:]
+    )
+    assert lacking(told({"db": "other", "collection": ""}, *everything), "shop", "orders") == list(everything)
+    assert lacking(told({"cluster": True}, *everything), "shop", "orders") == list(everything)
 
 
 def test_a_password_is_not_in_the_text_of_the_adaptor() -> None:

@@ -75,6 +75,7 @@ class MongoSubject(SourceSubject):
     cannot: Mapping[Can, str] = {
         Can.REKEYS: "the _id of a document never changes",
         Can.TRUNCATE: "the server for tests does not say in its events which collection was dropped",
+        Can.TRANSACTIONS: "the server for tests has none (what the source makes of them: test_mongodb_transactions.py)",
         Can.CLEAN: "MongoDB has no copy at one moment: changes made during the copy may be in it and follow it",
         Can.ACKNOWLEDGES: "an oplog has its own size, whoever reads it",
         Can.OVERSIZE: "a document is at most 16 MiB, as a message is",

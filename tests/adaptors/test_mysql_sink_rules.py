@@ -11,7 +11,7 @@ from tests.adaptors.mysql_target import MySqlTarget
 from tests.servers.mariadb import MySqlServer
 
 from penstock import adaptors
-from penstock.adaptors.base import Adaptor
+from penstock.adaptors.base import Adaptor, Finding, Sink
 from penstock.base.errors import RefusedError, UsageError
 from penstock.log.message import Message, Mode, Op
 from penstock.log.schema import Field, Kind, Schema
@@ -173,3 +173,65 @@ def test_tables_that_cannot_be_written_exactly_once_are_refused(
     with pytest.raises(UsageError, match="both the table"):
         deliver(delivery, row("a.t", id=1), row("b.t", id=2))
     assert rows(mariadb_server, "t") == []
+
+
+def inspected(sink: Sink, *namespaces: str) -> list[Finding]:
+    """But for what is said of the server: one for tests need not survive a loss of power."""
+    return [finding for finding in sink.inspect(namespaces) if "loss of power" not in finding.what]
+
+
+def test_inspect_looks_at_the_tables_of_the_namespaces_that_will_come(
+    target: _Target, mariadb_server: MySqlServer
+) -> None:
+    mariadb_server.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY)",
+        "CREATE TABLE old (id int) ENGINE = MyISAM",
+        "CREATE OR REPLACE USER poor IDENTIFIED BY 'poor-password'",
+        "GRANT SELECT ON rules.orders TO poor",
+        "GRANT ALL ON rules.old TO poor",
+        "GRANT ALL ON `rule\\_`.* TO poor",
+        database="rules",
+    )
+    poor = mariadb_server.uri("rules", "poor", "poor-password")
+    sink = adaptors.mysql(uri=poor).sink()
+    found = inspected(sink, "shop.orders", "shop.items", "shop.old", "orders")
+    assert [(finding.what.partition(",")[0], finding.fatal) for finding in found] == [
+        ("there is no table rules.penstock_positions", True),
+        ("no right INSERT", True),
+        ("there is no table rules.items", True),
+        ("table rules.old is of the engine MyISAM", True),
+        ("table rules.old has no key: it takes inserts", False),
+        ("namespaces 'orders' and 'shop.orders' are both the table rules.orders", True),
+    ]
+    mended = [
+        fix
+        for finding in found
+        if (fix := finding.fix or "").startswith(("GRANT", "ALTER")) and "…" not in fix
+    ]
+    mariadb_server.execute(*mended, database="rules")
+    assert [finding.what for finding in inspected(sink, "shop.orders")] == []
+    making = adaptors.mysql(uri=poor, create_tables=True).sink()
+    assert inspected(making, "shop.orders", "shop.items") == []
+
+
+def test_inspect_asks_for_the_right_to_make_a_table_only_where_one_is_missing(
+    target: _Target, mariadb_server: MySqlServer
+) -> None:
+    mariadb_server.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY)",
+        "CREATE OR REPLACE USER poor IDENTIFIED BY 'poor-password'",
+        "GRANT SELECT, INSERT, UPDATE ON rules.* TO poor",
+        database="rules",
+    )
+    sink = adaptors.mysql(uri=mariadb_server.uri("rules", "poor", "poor-password"), create_tables=True).sink()
+    own, table, deletes = inspected(sink, "items", "orders")
+    assert own.fatal
+    assert table.fix == "GRANT CREATE ON `rules`.* TO 'poor'@'%'"
+    assert (deletes.fix, deletes.fatal) == ("GRANT DELETE ON `rules`.`orders` TO 'poor'@'%'", False)
+
+
+def test_inspect_names_a_database_that_is_not_there(target: _Target, mariadb_server: MySqlServer) -> None:
+    sink = adaptors.mysql(uri=mariadb_server.uri()).sink()
+    named, missing = inspected(sink, "nowhere.orders", "orders")
+    assert (named.what, named.fatal) == ("there is no database nowhere, or the user may not see it", True)
+    assert "names no database" in missing.what

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import nats as driver
 import pytest
+from tests.adaptors.message_subjects import MessageSource, MessageTarget
 from tests.servers.nats import MAX_PAYLOAD, PASSWORD, NatsServer, server_version
 
 from penstock import adaptors as a
@@ -18,35 +19,21 @@ from penstock.adaptors.nats import sink as nats_sink
 from penstock.adaptors.nats.client import Client
 from penstock.adaptors.nats.sink import NatsPublisher
 from penstock.adaptors.nats.source import LostError
-from penstock.base import secrets
 from penstock.base.errors import AwayError, PenstockError, UsageError
 from penstock.log.message import Message, Op
-from penstock.log.schema import Field, Kind, Schema
 from penstock.testing.adaptors import (
     Can,
-    Holds,
     Row,
     SinkConformance,
-    SinkSubject,
     SourceConformance,
-    SourceSubject,
-    TypedDelivery,
-    TypedRow,
 )
 from penstock.testing.adaptors.delivery import Delivery, message, truncate
 from penstock.testing.adaptors.model import Log, Reading
 from penstock.testing.adaptors.subject import row_of
 
-pytestmark = pytest.mark.xdist_group("nats")
+pytestmark = [pytest.mark.xdist_group("nats"), pytest.mark.usefixtures("forgets_secrets")]
 
 PATIENCE = 60.0
-
-
-@pytest.fixture(autouse=True)
-def _unregistered() -> Iterator[None]:
-    """Passwords that tests register are forgotten."""
-    yield
-    secrets.forget_all()
 
 
 class Streams:
@@ -111,7 +98,7 @@ def misconfigured(server: NatsServer, **settings: object) -> Mapping[str, Adapto
     }
 
 
-class NatsSubject(SourceSubject):
+class NatsSubject(MessageSource):
     name = "nats"
     patience = PATIENCE
     secret = PASSWORD
@@ -120,12 +107,13 @@ class NatsSubject(SourceSubject):
         Can.DELETES: "that a message is deleted is not told",
         Can.REKEYS: "a message of a stream stays as it is",
         Can.TRUNCATE: "that a stream is purged is an error",
+        Can.TRANSACTIONS: "a stream has none",
         Can.OVERSIZE: "a message above the limit is kept among the dead letters",
         Can.ACKNOWLEDGES: "a stream keeps its messages by its own limits",
     }
 
     def __init__(self, server: NatsServer) -> None:
-        self._server = server
+        self._server = self.crashing = server
         self.server = server_version()
         self.streams = Streams(server.uri)
         self._made: list[str] = []
@@ -136,34 +124,16 @@ class NatsSubject(SourceSubject):
     def misconfigured(self) -> Mapping[str, Adaptor]:
         return misconfigured(self._server)
 
-    def stop_server(self) -> None:
-        self._server.kill()
-
-    def start_server(self) -> None:
-        self._server.start()
-
     def make(self, word: str) -> str:
         self.streams.make(word)
         self._made.append(word)
         return word
 
-    def insert(self, ns: str, rows: Sequence[Row]) -> None:
-        self.streams.put(f"{ns}.x", [msgspec.json.encode({"id": row.id, "text": row.text}) for row in rows])
+    def send(self, ns: str, bodies: Sequence[bytes]) -> None:
+        self.streams.put(f"{ns}.x", bodies)
 
     def contents(self, ns: str) -> Mapping[int, str]:
         return dict(row_of(Message(ns, data)) for _, _, data in self.streams.all(ns))
-
-    def typed(self, word: str) -> TypedRow:
-        ns = self.make(f"{word}{uuid.uuid4().hex[:8]}")
-        body = '{"id": 1, "n": 1.50, "text": "grüße", "null": null, "list": [1, 2]}'
-        expected = {"id": "1", "n": "1.50", "text": '"grüße"', "null": "null", "list": "[1, 2]"}
-        return TypedRow(ns, lambda: self.streams.put(f"{ns}.x", [body.encode()]), expected)
-
-    def add_field(self, ns: str) -> None:
-        """There is nothing to do: each message has its own fields."""
-
-    def insert_extra(self, ns: str, row: Row, extra: str) -> None:
-        self.streams.put(f"{ns}.x", [msgspec.json.encode({"id": row.id, "text": row.text, "extra": extra})])
 
     def leftovers(self) -> Sequence[str]:
         return [
@@ -184,14 +154,13 @@ class TestNatsSource(SourceConformance):
         return NatsSubject(nats_server)
 
 
-class NatsTarget(SinkSubject):
+class NatsTarget(MessageTarget):
     name = "nats"
-    holds = Holds.MESSAGES
     patience = PATIENCE
     secret = PASSWORD
 
     def __init__(self, server: NatsServer, **settings: object) -> None:
-        self._server = server
+        self._server = self.crashing = server
         self.server = server_version()
         self.streams = Streams(server.uri)
         self.stream = f"t{uuid.uuid4().hex[:8]}"
@@ -204,12 +173,6 @@ class NatsTarget(SinkSubject):
     def misconfigured(self) -> Mapping[str, Adaptor]:
         none = a.nats(uri=self._server.uri, stream="no-such-stream")
         return {**misconfigured(self._server, stream=self.stream), "no such stream": none}
-
-    def stop_server(self) -> None:
-        self._server.kill()
-
-    def start_server(self) -> None:
-        self._server.start()
 
     def make(self, word: str) -> str:
         return word
@@ -225,19 +188,8 @@ class NatsTarget(SinkSubject):
     def bad(self, ns: str) -> bytes:
         return msgspec.json.encode({"id": 666, "text": "x" * MAX_PAYLOAD})
 
-    def typed(self, word: str) -> TypedDelivery:
-        data = b'{"id": 1, "n": 1.50, "when": {"$date":"2026-11-16T02:14:14.123456Z"}, "x":null}'
-        schema = Schema((Field("id", Kind.INT), Field("n", Kind.DECIMAL)), ("id",))
-        return TypedDelivery(
-            word, schema, data, b'{"id":1}', lambda: {"data": self.entries(word)[0][1]}, {"data": data}
-        )
-
-    def extra(self, ns: str, id: int) -> str | None:
-        for _, data in self.entries(ns):
-            document = msgspec.json.decode(data, type=dict[str, object])
-            if document["id"] == id:
-                return str(document.get("extra"))
-        return None
+    def bodies(self, ns: str) -> Sequence[bytes]:
+        return [data for _, data in self.entries(ns)]
 
     def died(self, publisher: Publisher) -> None:
         publisher.close()

@@ -598,6 +598,40 @@ def test_inspect_names_missing_rights_with_the_statements_that_grant_them(shop: 
     publisher.close()
 
 
+def test_inspect_looks_at_the_tables_of_the_namespaces_that_will_come(shop: Shop) -> None:
+    role = f"poor_{shop.schema}"
+    shop.tables(
+        ORDERS,
+        f"CREATE VIEW {shop.schema}.looked_at AS SELECT 1 AS id",
+        f"CREATE TABLE {shop.schema}.never_written (id int)",
+        f"CREATE ROLE {role} LOGIN PASSWORD 'poor-password'",
+        f"GRANT USAGE ON SCHEMA {shop.schema} TO {role}",
+        f"GRANT SELECT, INSERT, UPDATE ON {shop.schema}.orders TO {role}",
+        f"CREATE SCHEMA {shop.schema}_own AUTHORIZATION {role}",
+    )
+    uri = shop.target.uri.replace("owner:not-to-be-shown", f"{role}:poor-password")
+    settings = {"uri": uri, "schema": shop.schema, "own_schema": f"{shop.schema}_own"}
+    sink = a.postgres(**settings).sink()
+    sink.use(lambda ns: None, "shop.db")
+    told = {finding.what: finding for finding in sink.inspect(["orders", "items", "looked_at"])}
+    assert list(told) == [
+        f"there is no table {shop.schema}.items",
+        f"{shop.schema}.looked_at is no table that rows can be put into",
+        f"no right DELETE on table {shop.schema}.orders",
+    ]
+    assert [finding.fatal for finding in told.values()] == [True, True, False]
+    grant = told[f"no right DELETE on table {shop.schema}.orders"].fix
+    assert grant is not None
+    shop.target.execute(grant)
+    assert sink.inspect(["orders"]) == []
+    making = a.postgres(**settings, create_tables=True, add_columns=True).sink()
+    making.use(lambda ns: None, "shop.db")
+    fixes = [finding.fix or "" for finding in making.inspect(["orders", "items"])]
+    assert [fix.split()[0] for fix in fixes] == ["GRANT", "ALTER"]
+    shop.target.execute(*fixes)
+    assert making.inspect(["orders", "items"]) == []
+
+
 def test_settings_are_checked_and_the_password_is_not_shown() -> None:
     with pytest.raises(UsageError, match="mode"):
         a.postgres(uri="postgresql://x/y", mode="replace")

@@ -8,8 +8,6 @@ from tests.servers.postgres import PostgresServer
 
 from penstock.adaptors.postgres import run as postgres_run
 from penstock.testing.adaptors import SourceConformance
-from penstock.testing.adaptors.bench import FEW, Bench
-from penstock.testing.adaptors.subject import Row
 
 pytestmark = pytest.mark.xdist_group("postgres")
 
@@ -31,17 +29,3 @@ class TestPostgresSource(SourceConformance):
     @pytest.fixture
     def subject(self, postgres_server: PostgresServer, database: str) -> PostgresSubject:
         return PostgresSubject(postgres_server, database)
-
-    def test_a_namespace_that_is_followed_does_not_wait_for_the_copy_of_another(self, bench: Bench) -> None:
-        """As in the kit, but that a table which is to be followed is copied with `tail`: the slot must be there."""
-        first = bench.make(FEW)
-        with bench.reading(tail=True) as reading:
-            bench.catch_up(reading, first)
-            bench.follow(reading, first)
-        second = bench.make(bench.subject.several())
-        bench.subject.insert(first, [Row(100, "behind the copy")])
-        with bench.reading(tail=True) as reading:
-            bench.catch_up(reading, first)
-            bench.catch_up(reading, second)
-        bench.check_copied(first)
-        bench.check_copied(second)

@@ -11,44 +11,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pika
 import pytest
+from tests.adaptors.message_subjects import MessageSource, MessageTarget
 from tests.servers.rabbitmq import PASSWORD, USER, RabbitServer
 
 from penstock import adaptors as a
 from penstock.adaptors.base import Adaptor, Publisher
 from penstock.adaptors.rabbitmq import sink as rabbitmq_sink
 from penstock.adaptors.rabbitmq.client import listed
-from penstock.base import secrets
 from penstock.base.errors import AwayError, RefusedError, UsageError
 from penstock.log.message import Message, Op
-from penstock.log.schema import Field, Kind, Schema
 from penstock.testing.adaptors import (
     Can,
-    Holds,
     Row,
     SinkConformance,
-    SinkSubject,
     SourceConformance,
-    SourceSubject,
-    TypedDelivery,
-    TypedRow,
 )
 from penstock.testing.adaptors.delivery import Delivery, message
 from penstock.testing.adaptors.model import Log, Reading
 from penstock.testing.adaptors.subject import row_of
 
-pytestmark = pytest.mark.xdist_group("rabbitmq")
+pytestmark = [pytest.mark.xdist_group("rabbitmq"), pytest.mark.usefixtures("forgets_secrets")]
 
 PATIENCE = 20.0
-
-
-@pytest.fixture(autouse=True)
-def _unregistered() -> Iterator[None]:
-    """Passwords that tests register are forgotten."""
-    yield
-    secrets.forget_all()
 
 
 def _delete(name: str, channel: Any) -> None:
@@ -113,7 +99,7 @@ def misconfigured(server: RabbitServer, **settings: object) -> Mapping[str, Adap
     }
 
 
-class QueueSubject(SourceSubject):
+class QueueSubject(MessageSource):
     name = "rabbitmq"
     patience = 12.0  # the kit waits so long for a batch that may have come with the one before it
     secret = PASSWORD
@@ -130,7 +116,7 @@ class QueueSubject(SourceSubject):
     }
 
     def __init__(self, server: RabbitServer) -> None:
-        self._server = server
+        self._server = self.crashing = server
         self.server = server.version
         self.queues = Queues(server)
         self._rows: dict[str, dict[int, bytes]] = {}
@@ -150,18 +136,13 @@ class QueueSubject(SourceSubject):
         none = a.rabbitmq(uri=self._server.uri, queues=["no-such-queue"])
         return {**misconfigured(self._server, queues=["x"]), "no such queue": none}
 
-    def stop_server(self) -> None:
-        self._server.kill()
-
-    def start_server(self) -> None:
-        self._server.start()
-
     def make(self, word: str) -> str:
         self._rows[word] = {}
         return self.queues.make(word)
 
-    def insert(self, ns: str, rows: Sequence[Row]) -> None:
-        self.queues.put(ns, [msgspec.json.encode({"id": row.id, "text": row.text}) for row in rows])
+    def send(self, ns: str, bodies: Sequence[bytes]) -> None:
+        self.queues.put(ns, bodies)
+        rows = [row_of(Message(ns, body)) for body in bodies]
         self._rows[ns].update({row.id: zlib.compress(row.text.encode(), 1) for row in rows})
 
     def contents(self, ns: str) -> Mapping[int, str]:
@@ -169,19 +150,6 @@ class QueueSubject(SourceSubject):
 
     def several(self) -> Sequence[Row]:
         return [Row(i, f"{i:06d} " + "x" * 1200) for i in range(160)]
-
-    def typed(self, word: str) -> TypedRow:
-        ns = self.make(f"{word}{uuid.uuid4().hex[:8]}")
-        body = '{"id": 1, "n": 1.50, "text": "grüße", "null": null, "list": [1, 2]}'
-        expected = {"id": "1", "n": "1.50", "text": '"grüße"', "null": "null", "list": "[1, 2]"}
-        return TypedRow(ns, lambda: self.queues.put(ns, [body.encode()]), expected)
-
-    def add_field(self, ns: str) -> None:
-        """There is nothing to do: each message has its own fields."""
-
-    def insert_extra(self, ns: str, row: Row, extra: str) -> None:
-        self.queues.put(ns, [msgspec.json.encode({"id": row.id, "text": row.text, "extra": extra})])
-        self._rows[ns][row.id] = zlib.compress(row.text.encode(), 1)
 
     def held_back(self) -> int:
         adaptor = a.rabbitmq(uri=self._server.uri, management=self._server.management)
@@ -199,9 +167,8 @@ class TestRabbitMqSource(SourceConformance):
         return QueueSubject(rabbitmq_server)
 
 
-class QueueTarget(SinkSubject):
+class QueueTarget(MessageTarget):
     name = "rabbitmq"
-    holds = Holds.MESSAGES
     patience = PATIENCE
     secret = PASSWORD
     cannot: Mapping[Can, str] = {
@@ -211,7 +178,7 @@ class QueueTarget(SinkSubject):
     }
 
     def __init__(self, server: RabbitServer, **settings: object) -> None:
-        self._server = server
+        self._server = self.crashing = server
         self.server = server.version
         self.queues = Queues(server)
         self.settings = {"exchange": "", "routing_key": "{ns}", "timeout": 10.0, **settings}
@@ -222,12 +189,6 @@ class QueueTarget(SinkSubject):
     def misconfigured(self) -> Mapping[str, Adaptor]:
         return misconfigured(self._server)
 
-    def stop_server(self) -> None:
-        self._server.kill()
-
-    def start_server(self) -> None:
-        self._server.start()
-
     def make(self, word: str) -> str:
         return self.queues.make(word)
 
@@ -236,20 +197,8 @@ class QueueTarget(SinkSubject):
         found = {one.message_id: (one.headers["op"], body) for one, body in self.queues.all(ns)}
         return [row_of(Message(ns, body)) for op, body in found.values() if op != "command"]
 
-    def typed(self, word: str) -> TypedDelivery:
-        ns = self.make(f"{word}{uuid.uuid4().hex[:8]}")
-        data = b'{"id": 1, "n": 1.50, "when": {"$date":"2026-11-16T02:14:14.123456Z"}, "x":null}'
-        schema = Schema((Field("id", Kind.INT), Field("n", Kind.DECIMAL)), ("id",))
-        return TypedDelivery(
-            ns, schema, data, b'{"id":1}', lambda: {"data": self.queues.all(ns)[0][1]}, {"data": data}
-        )
-
-    def extra(self, ns: str, id: int) -> str | None:
-        for _, body in self.queues.all(ns):
-            document = msgspec.json.decode(body, type=dict[str, object])
-            if document["id"] == id:
-                return str(document.get("extra"))
-        return None
+    def bodies(self, ns: str) -> Sequence[bytes]:
+        return [body for _, body in self.queues.all(ns)]
 
     def died(self, publisher: Publisher) -> None:
         publisher.close()

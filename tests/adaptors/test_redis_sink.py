@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-import msgspec
 import pytest
 import redis
+from tests.adaptors.message_subjects import MessageTarget
 from tests.adaptors.test_redis_source import RedisSubject, read
 from tests.servers.redis import PASSWORD, RedisServer, server_version
 
@@ -17,22 +17,14 @@ from penstock import adaptors as a
 from penstock.adaptors.base import Adaptor, SinkPosition
 from penstock.adaptors.redis import sink as redis_sink
 from penstock.adaptors.redis.client import ask
-from penstock.base import secrets
 from penstock.base.errors import AwayError, PenstockError, UsageError
 from penstock.log.message import Message, Op
-from penstock.log.schema import Field, Kind, Schema
-from penstock.testing.adaptors import Can, Holds, Row, SinkConformance, SinkSubject, TypedDelivery
+from penstock.testing.adaptors import Can, Row, SinkConformance, SinkSubject
 from penstock.testing.adaptors.delivery import Delivery, message, truncate
 from penstock.testing.adaptors.model import Log
 from penstock.testing.adaptors.subject import row_of
 
-pytestmark = pytest.mark.xdist_group("redis")
-
-
-@pytest.fixture(autouse=True)
-def _unregistered() -> Iterator[None]:
-    yield
-    secrets.forget_all()
+pytestmark = [pytest.mark.xdist_group("redis"), pytest.mark.usefixtures("forgets_secrets")]
 
 
 class Target(SinkSubject):
@@ -67,16 +59,9 @@ class Target(SinkSubject):
         self.client.close()
 
 
-class StreamTarget(Target):
+class StreamTarget(Target, MessageTarget):
     """Each message is an entry."""
 
-    holds = Holds.MESSAGES
-    can = frozenset(
-        {
-            Can.NAMESPACES, Can.UPDATES, Can.DELETES, Can.TYPES, Can.FIELDS, Can.EXACT, Can.RESTART, Can.CONNECTS,
-            Can.HUGE, Can.CLAIMS, Can.REKEYS, Can.TRUNCATE,
-        }
-    )  # fmt: skip
     cannot: Mapping[Can, str] = {Can.REFUSES: "a stream takes every message"}
 
     def entries(self, ns: str) -> list[dict[bytes, bytes]]:
@@ -87,20 +72,8 @@ class StreamTarget(Target):
         entries = [entry for entry in self.entries(ns) if entry.get(b"op") != b"command"]
         return [row_of(Message(ns, entry[b"data"])) for entry in entries]
 
-    def typed(self, word: str) -> TypedDelivery:
-        data = b'{"id": 1, "n": 1.50, "when": {"$date":"2026-11-16T02:14:14.123456Z"}, "x":null}'
-        schema = Schema((Field("id", Kind.INT), Field("n", Kind.DECIMAL)), ("id",))
-        ns = f"{word}-{uuid.uuid4().hex[:8]}"
-        return TypedDelivery(
-            ns, schema, data, b'{"id":1}', lambda: {"data": self.entries(ns)[0][b"data"]}, {"data": data}
-        )
-
-    def extra(self, ns: str, id: int) -> str | None:
-        for entry in self.entries(ns):
-            document = msgspec.json.decode(entry[b"data"], type=dict[str, object])
-            if document["id"] == id:
-                return str(document.get("extra"))
-        return None
+    def bodies(self, ns: str) -> Sequence[bytes]:
+        return [entry[b"data"] for entry in self.entries(ns)]
 
 
 class TestRedisStreams(SinkConformance):

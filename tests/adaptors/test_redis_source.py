@@ -17,22 +17,14 @@ from penstock import adaptors as a
 from penstock.adaptors.base import Adaptor
 from penstock.adaptors.redis.client import ask
 from penstock.adaptors.redis.source import LostError
-from penstock.base import secrets
 from penstock.base.errors import UsageError
 from penstock.log.message import MAX_MESSAGE_BYTES
 from penstock.testing.adaptors import Can, Row, SourceConformance, SourceSubject, TypedRow
 from penstock.testing.adaptors.model import Log, Reading
 
-pytestmark = pytest.mark.xdist_group("redis")
+pytestmark = [pytest.mark.xdist_group("redis"), pytest.mark.usefixtures("forgets_secrets")]
 
 PATIENCE = 20.0
-
-
-@pytest.fixture(autouse=True)
-def _unregistered() -> Iterator[None]:
-    """Passwords that tests register are forgotten."""
-    yield
-    secrets.forget_all()
 
 
 class RedisSubject(SourceSubject):
@@ -40,17 +32,12 @@ class RedisSubject(SourceSubject):
     key = ("id",)
     patience = PATIENCE
     secret = PASSWORD
-    can = frozenset(
-        {
-            Can.SEVERAL, Can.NAMESPACES, Can.TAIL, Can.ADDED, Can.FIELDS, Can.EXACT, Can.CLEAN, Can.ACKNOWLEDGES,
-            Can.RESTART, Can.CONNECTS, Can.HUGE, Can.COMES_TO_REST, Can.TYPES,
-        }
-    )  # fmt: skip
     cannot: Mapping[Can, str] = {
         Can.UPDATES: "an entry of a stream stays as it is",
         Can.DELETES: "that an entry is deleted is not told",
         Can.REKEYS: "an entry of a stream stays as it is",
         Can.TRUNCATE: "that a stream is trimmed is not told",
+        Can.TRANSACTIONS: "an entry does not say which others were added with it",
         Can.OVERSIZE: "an entry above the limit is kept among the dead letters",
     }
 

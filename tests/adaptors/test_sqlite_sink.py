@@ -258,6 +258,15 @@ def test_a_table_without_a_key_refuses_what_has_to_find_a_row(target: SqliteTarg
     ]
 
 
+def test_inspect_names_the_tables_that_are_missing(target: SqliteTarget) -> None:
+    target.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY)", "CREATE TABLE other (id INTEGER)")
+    sink = a.sqlite(uri=f"sqlite://{target.path}", create_tables=False).sink()
+    (finding,) = sink.inspect(["orders", "items"])
+    assert (finding.what, finding.fatal) == ("there is no table 'items'", True)
+    assert 'CREATE TABLE "items"' in (finding.fix or "")
+    assert a.sqlite(uri=f"sqlite://{target.path}").sink().inspect(["orders", "items"]) == []
+
+
 def test_two_runs_on_one_file_do_not_both_write(target: SqliteTarget, writer: Writer) -> None:
     writer.write(sent("orders", id=1))
     second = writer.sink.publisher()

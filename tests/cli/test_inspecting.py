@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from penstock import Pipeline, adaptors as a
+from penstock import Pipeline, adaptors as a, functions as f
 from penstock.adaptors.base import Adaptor, Finding, Found, Inspection, Source
 from penstock.base.errors import AwayError
 from penstock.base.settings import setting
@@ -53,13 +53,14 @@ class Outside(Adaptor):
 
     def sink(self):
         sink = a.discard().sink()
-        sink.inspect = lambda: self.asked()
+        sink.inspect = self.asked
         return sink
 
-    def asked(self):
+    def asked(self, namespaces):
         if self.away:
             raise AwayError("no answer from postgres://me:hunter2@db/x", hint="wake it")
-        return [Finding("no right to write", "GRANT INSERT ON t TO me", fatal=self.fatal)]
+        told = "what comes" if namespaces is None else ", ".join(namespaces)
+        return [Finding(f"no right to write {told}", "GRANT INSERT ON t TO me", fatal=self.fatal)]
 
 
 class OutsideSource(Source):
@@ -131,6 +132,30 @@ class TestPlan:
         assert result.exit_code == 2
         assert "no answer from" in result.stderr
         assert "hunter2" not in result.stdout + result.stderr
+
+    @pytest.mark.parametrize(
+        ("through", "told"),
+        [
+            ("", "items, orders"),
+            ('.transform("r", f.remap(ns_map={"orders": "bought"}))', "bought, items"),
+            ('.transform("p", lambda df: df)', "what comes"),
+        ],
+    )
+    def test_a_sink_is_told_by_which_names_the_namespaces_come(
+        self, invoke: Invoke, tmp_path: Path, through: str, told: str
+    ) -> None:
+        path = tmp_path / "shop.py"
+        source = 'shop.source("db", Outside(), ns="orders|items")'
+        path.write_text(f'{OUTSIDE}{source}{through}.save("out", Outside())\n')
+        result = invoke("plan", str(path))
+        assert f"no right to write {told}\n" in result.stdout, result.stdout + result.stderr
+
+    def test_a_sink_is_told_nothing_where_the_source_cannot_be_asked(
+        self, invoke: Invoke, tmp_path: Path
+    ) -> None:
+        source = 'a.sqlite(uri="sqlite://nowhere.db")'
+        result = invoke("plan", str(pipeline(tmp_path, source, "Outside()")))
+        assert "no right to write what comes" in result.stdout
 
     def test_json_has_all_of_it(self, invoke: Invoke, tmp_path: Path) -> None:
         told = json.loads(invoke("plan", str(pipeline(tmp_path)), "--json").stdout)

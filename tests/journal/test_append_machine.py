@@ -15,8 +15,8 @@ from penstock.journal.broker import Broker, BrokerOptions
 from penstock.journal.flow import FlowLimits
 from penstock.journal.fragment import Codec, Fragment
 from penstock.journal.labels import label_set, parse_selector
-from penstock.journal.localspool import proposal_to_extend
 from penstock.journal.protocol import AppendRequest, ApplyRequest, JournalSpec, Status
+from penstock.journal.rolling import proposal_to_extend
 from penstock.journal.spool import empty_fragment
 
 from .brokers import (

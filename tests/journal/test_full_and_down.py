@@ -19,7 +19,7 @@ import pytest
 
 from penstock.base.disk import Disk
 from penstock.base.errors import PenstockError
-from penstock.journal import replica as replicas
+from penstock.journal import stored
 from penstock.journal.broker import Broker, BrokerOptions
 from penstock.journal.datadir import DataDir
 from penstock.journal.fragment import Codec
@@ -335,7 +335,7 @@ def metric(broker: Broker, name: str) -> float:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "_RETRY_DELAYS", (0.1,))
+    monkeypatch.setattr(stored, "_RETRY_DELAYS", (0.1,))
 
 
 @pytest.fixture(scope="module")

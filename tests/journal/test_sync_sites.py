@@ -70,12 +70,15 @@ PROOFS = {
     "journal/keyspace.py LocalKeySpace._rewrite replace_file": KEYSPACE,
     "journal/keyspace.py LocalKeySpace.write sync": KEYSPACE,
     "journal/localspool.py LocalSpool._create_file make_dirs": JOURNAL,
-    "journal/localspool.py LocalSpool._found sync_dir": JOURNAL,
     "journal/spoolfile.py SpoolFile.commit sync": JOURNAL,
     "journal/spoolfile.py SpoolFile.create sync": JOURNAL,
     "journal/spoolfile.py SpoolFile.create sync_dir": JOURNAL,
     "journal/spoolfile.py SpoolFile.recover sync": JOURNAL,
     "journal/spoolfile.py SpoolFile.give_up sync": JOURNAL,
+    "journal/spoolrecovery.py found sync_dir": JOURNAL,
+    "journal/spoolrecovery.py write_epoch replace_file": (
+        "journal/test_replication_durability.py::test_content_is_never_without_what_it_rests_on"
+    ),
     "journal/stores.py FileStore._sync_up sync_dir": STORE,
     "journal/stores.py FileStore.exists _sync_up": STORE,
     "journal/stores.py FileStore.list _sync_up": STORE,

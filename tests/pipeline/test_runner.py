@@ -363,7 +363,7 @@ def test_a_dead_planning_process_is_replaced(here: Here, monkeypatch: pytest.Mon
 def test_what_spark_read_is_counted_against_the_log(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """If rows got lost between the log and Spark the batch fails; nothing of it is published."""
     from penstock.spark import batch
-    from penstock.spark.batch import AccountError
+    from penstock.spark.staging import AccountError
 
     monkeypatch.setattr(troubles, "DELAYS", (0.01,))
     monkeypatch.setattr(troubles, "RESTARTS", 1)

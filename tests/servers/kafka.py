@@ -21,10 +21,14 @@ from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from tests.servers.cache import UnavailableError, end_with_parent, missing
 from tests.servers.maven import jars, java
+
+if TYPE_CHECKING:
+    from tests.servers.tls import ServerFiles
 
 VERSION = "4.3.1"
 USER, PASSWORD = "penstock", "not-to-be-shown"
@@ -70,10 +74,17 @@ _JAVA = (
 )  # fmt: skip
 
 
+_TLS = """
+listener.name.sasl.ssl.keystore.type=PEM
+listener.name.sasl.ssl.keystore.location={file}
+"""
+
+
 class KafkaServer:
     """One node, its data in `place`. `address` is what clients are given, `sasl_address` the one with a password."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, tls: ServerFiles | None = None) -> None:
+        """With `tls` the listener with a password speaks it, and is advertised as that of `localhost`."""
         self._place = place
         self._classes = jars(
             f"kafka-{VERSION}", f"org.apache.kafka:kafka_2.13:{VERSION}", "org.slf4j:slf4j-simple:1.7.36"
@@ -83,11 +94,16 @@ class KafkaServer:
         self.address, self.sasl_address = f"127.0.0.1:{port}", f"127.0.0.1:{sasl}"
         self._port = port
         self._settings = place / "server.properties"
-        self._settings.write_text(
-            _SETTINGS.format(
-                port=port, sasl=sasl, control=control, data=place / "data", user=USER, password=PASSWORD
-            )
+        text = _SETTINGS.format(
+            port=port, sasl=sasl, control=control, data=place / "data", user=USER, password=PASSWORD
         )
+        if tls is not None:
+            self.sasl_address = f"localhost:{sasl}"
+            text = text.replace("SASL:SASL_PLAINTEXT", "SASL:SASL_SSL") + _TLS.format(file=tls.both)
+            text = text.replace(
+                f",SASL://127.0.0.1:{sasl}\nlistener.", f",SASL://localhost:{sasl}\nlistener."
+            )
+        self._settings.write_text(text)
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
         self._run("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self._settings))
 
@@ -158,10 +174,10 @@ class KafkaServer:
 
 
 @contextmanager
-def running(place: Path) -> Iterator[KafkaServer]:
+def running(place: Path, tls: ServerFiles | None = None) -> Iterator[KafkaServer]:
     """A server in the empty directory `place`; where it cannot be had, the test is skipped, or in CI fails."""
     try:
-        server = KafkaServer(place)
+        server = KafkaServer(place, tls)
         server.start()
     except UnavailableError as error:
         missing("Kafka", error)

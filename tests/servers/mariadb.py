@@ -14,11 +14,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +25,7 @@ from typing import Any
 import pymysql
 from tests.servers.cache import UnavailableError, cached, missing
 from tests.servers.debian import Tree, unpacked
+from tests.servers.process import ProcessServer
 
 USER = "owner"
 PASSWORD = "not-to-be-shown"
@@ -63,15 +61,15 @@ MYSQL = Flavour(
 )  # fmt: skip
 
 
-class MySqlServer:
+class MySqlServer(ProcessServer):
     """One server process with its data directory."""
 
+    patience = 60.0
+
     def __init__(self, home: Path, flavour: Flavour) -> None:
-        self.flavour = flavour
-        self.port = _free_port()
-        self._home = home
+        super().__init__(home)
+        self.flavour, self.name = flavour, flavour.name
         self._tree = unpacked(flavour.name.lower(), flavour.packages, flavour.suite)
-        self._process: subprocess.Popen[bytes] | None = None
         # The directory that a first start makes is the same each time.
         made = cached(f"{self._tree.root.name}-data", lambda place: _initialise(self._tree, flavour, place))
         shutil.copytree(made / "data", home / "data")
@@ -117,46 +115,17 @@ class MySqlServer:
             **{name.replace("_", "-"): v for name, v in options.items()},
         }
         command = self._tree.command(
-            self.flavour.program, *_base(self._tree, self._home / "data"), f"--port={self.port}",
-            f"--socket={self._home / 'socket'}", f"--pid-file={self._home / 'pid'}", f"--tmpdir={self._home}",
+            self.flavour.program, *_base(self._tree, self.home / "data"), f"--port={self.port}",
+            f"--socket={self.home / 'socket'}", f"--pid-file={self.home / 'pid'}", f"--tmpdir={self.home}",
             *(f"--{name}={value}" for name, value in chosen.items()),
         )  # fmt: skip
-        with (self._home / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._home,
-                env=self._tree.environment(), start_new_session=True,
-            )  # fmt: skip
-        deadline = time.monotonic() + 60
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                shown = (self._home / "log").read_text(errors="replace")[-3000:]
-                raise RuntimeError(f"{self.flavour.name} does not start:\n{shown}")
-            time.sleep(0.03)
-
-    def stop(self) -> None:
-        """Shut down in order."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """As a crash: no shutdown, no checkpoint."""
-        self._end(signal.SIGKILL)
+        self.launch(command, env=self._tree.environment())
 
     def restart(self, **options: str | int) -> None:
         self.stop()
         self.start(**options)
 
-    def _end(self, how: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.send_signal(how)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(30)
-
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
         try:
             self.connect().close()
         except pymysql.MySQLError:
@@ -215,9 +184,3 @@ def _initialise(tree: Tree, flavour: Flavour, place: Path) -> None:
     )  # fmt: skip
     if done.returncode != 0:
         raise UnavailableError(f"{flavour.name} cannot set up its data: {done.stderr[-2000:]}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -13,16 +13,19 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tests.servers.cache import UnavailableError, end_with_parent, missing
+from tests.servers.cache import UnavailableError, missing
+from tests.servers.process import ProcessServer
+
+if TYPE_CHECKING:
+    from tests.servers.tls import ServerFiles
 
 PASSWORD = "not-to-be-shown"
-PATIENCE = 20.0
 MAX_PAYLOAD = 8 * 1024 * 1024
 
 _CONFIGURATION = """
@@ -31,59 +34,33 @@ port: {port}
 max_payload: {max_payload}
 jetstream {{ store_dir: {place} }}
 authorization {{ user: "penstock", password: {password} }}
+{tls}
 """
 
 
-class NatsServer:
+class NatsServer(ProcessServer):
     """One server, its data in `place`. `uri` is what clients are given."""
 
-    def __init__(self, place: Path) -> None:
-        self._place = place
+    name = "the NATS server"
+
+    def __init__(self, place: Path, tls: ServerFiles | None = None) -> None:
+        """With `tls` clients have to use it."""
+        super().__init__(place)
+        self._tls = "" if tls is None else f'tls {{ cert_file: "{tls.certificate}", key_file: "{tls.key}" }}'
         self._program = _program()
-        self._process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
         self.uri = f"nats://penstock:{PASSWORD}@127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        configuration = self._place / "nats.conf"
+        configuration = self.home / "nats.conf"
         configuration.write_text(
             _CONFIGURATION.format(
-                port=self.port, max_payload=MAX_PAYLOAD, place=json.dumps(str(self._place / "data")),
-                password=json.dumps(PASSWORD),
+                port=self.port, max_payload=MAX_PAYLOAD, place=json.dumps(str(self.home / "data")),
+                password=json.dumps(PASSWORD), tls=self._tls,
             )
         )  # fmt: skip
-        with (self._place / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [str(self._program), "-c", str(configuration)],
-                stdout=log, stderr=log, preexec_fn=end_with_parent,
-            )  # fmt: skip
-        until = time.monotonic() + PATIENCE
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > until:
-                self.kill()
-                raise UnavailableError("the NATS server did not start")
-            time.sleep(0.02)
+        self.launch([self._program, "-c", configuration])
 
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait(PATIENCE)
-            self._process = None
-
-    def kill(self) -> None:
-        """As a crash: kill -9."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(PATIENCE)
-            self._process = None
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
         """It listens once its streams are back."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1) as one:
@@ -93,10 +70,10 @@ class NatsServer:
 
 
 @contextmanager
-def running(place: Path) -> Iterator[NatsServer]:
+def running(place: Path, tls: ServerFiles | None = None) -> Iterator[NatsServer]:
     """A server in the empty directory `place`; where it cannot be had, the test is skipped, or in CI fails."""
     try:
-        server = NatsServer(place)
+        server = NatsServer(place, tls)
         server.start()
     except UnavailableError as error:
         missing("NATS server", error)

@@ -18,7 +18,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -31,6 +30,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.servers.cache import UnavailableError
+from tests.servers.process import ProcessServer
 
 USER = "owner"
 PASSWORD = "not-to-be-shown"
@@ -48,13 +49,17 @@ SETTINGS: Mapping[str, str | int] = {
 }  # fmt: skip
 
 
-class PostgresServer:
-    """One server process with its data directory."""
+class PostgresServer(ProcessServer):
+    """One server process with its data directory. It ends in order without waiting for its clients."""
+
+    name = "PostgreSQL"
+    in_order = signal.SIGINT
+    at_once = signal.SIGQUIT
+    """A logical walsender waits for its client to take the rest."""
 
     def __init__(self, home: Path, bin: Path, account: pwd.struct_passwd | None) -> None:
-        self.port = _free_port()
-        self._home, self._bin, self._account = home, bin, account
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__(home)
+        self._bin, self._account = bin, account
         self._settings: dict[str, str | int] = dict(SETTINGS)
         _as(account, [bin / "initdb", "-D", home / "data", "-U", USER, "-A", "scram-sha-256", "-E", "UTF8",
                       "--locale=C.UTF-8", "--no-sync", f"--pwfile={_password_file(home, account)}"])  # fmt: skip
@@ -93,54 +98,29 @@ class PostgresServer:
         """Start on the same data and port. `settings` replace those of `SETTINGS`, until the next start."""
         chosen = {**self._settings, **settings, "port": self.port}
         options = [f"--{name}={value}" for name, value in chosen.items()]
+        command: list[str | Path] = [self._bin / "postgres", "-D", self.home / "data", *options]
         deadline = time.monotonic() + 20
         while True:
-            self._process = subprocess.Popen(
-                [self._bin / "postgres", "-D", self._home / "data", *options],
-                stdin=subprocess.DEVNULL, stdout=(self._home / "log").open("ab"), stderr=subprocess.STDOUT,
-                start_new_session=True, cwd=self._home, env=_environment(), **_user(self._account),
-            )  # fmt: skip
-            if self._answers(self._process, deadline):
+            try:
+                self.launch(command, env=_environment(), **_user(self._account))
+            except UnavailableError:
+                # After `kill`, backends may hold the shared memory for a moment.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+            else:
                 return
-            # After `kill`, backends may hold the shared memory for a moment.
-            self._process.wait()
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"PostgreSQL does not start:\n{(self._home / 'log').read_text()[-3000:]}")
-            time.sleep(0.1)
-
-    def stop(self) -> None:
-        """Disconnect everybody and shut down in order."""
-        self._end(signal.SIGINT)
-
-    def kill(self) -> None:
-        """As a crash: no shutdown, no checkpoint."""
-        self._end(signal.SIGKILL)
 
     def restart(self, **settings: str | int) -> None:
         self.stop()
         self.start(**settings)
 
-    def _end(self, how: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.send_signal(how)
+    def answers(self) -> bool:
         try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            # A logical walsender waits for its client to take the rest.
-            process.send_signal(signal.SIGQUIT)
-            process.wait(30)
-
-    def _answers(self, process: subprocess.Popen[bytes], deadline: float) -> bool:
-        while process.poll() is None and time.monotonic() < deadline:
-            try:
-                psycopg.connect(self.uri(), connect_timeout=5).close()
-            except psycopg.OperationalError:
-                time.sleep(0.03)
-            else:
-                return True
-        return False
+            psycopg.connect(self.uri(), connect_timeout=5).close()
+        except psycopg.OperationalError:
+            return False
+        return True
 
 
 @contextmanager
@@ -233,9 +213,3 @@ def _password_file(home: Path, account: pwd.struct_passwd | None) -> Path:
     if account is not None:
         os.chown(path, account.pw_uid, account.pw_gid)
     return path
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -15,14 +15,20 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.servers.cache import UnavailableError, end_with_parent, missing
 from tests.servers.debian import unpacked
+from tests.servers.process import free_port
+
+if TYPE_CHECKING:
+    from tests.servers.tls import ServerFiles
 
 USER, PASSWORD = "penstock", "not-to-be-shown"
 PATIENCE = 120.0
@@ -37,19 +43,36 @@ collect_statistics_interval = 500
 log.console = false
 """
 
+_TLS = """
+listeners.ssl.1 = 127.0.0.1:{port}
+ssl_options.certfile = {certificate}
+ssl_options.keyfile = {key}
+ssl_options.verify = verify_none
+"""
+
+_WRAPPER = """#!/bin/sh
+exec '{python}' -S -c 'import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+os.execv(sys.argv[1], sys.argv[1:])' '{real}' "$@"
+"""
+"""Erlang ends with the start script that runs it, as that does with the test process (PR_SET_PDEATHSIG)."""
+
 
 class RabbitServer:
     """One server, its data in `home`. `uri` is what clients are given."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, tls: ServerFiles | None = None) -> None:
+        """With `tls` there is a listener for it beside the plain one, at `tls_port`."""
         self._home = home
+        self._tls = tls
+        self.tls_port = free_port()
         self._tree = unpacked("rabbitmq", ["rabbitmq-server"])
         self._erlang = self._tree.path("usr/lib/erlang")
         self._server = next(self._tree.path("usr/lib/rabbitmq/lib").glob("rabbitmq_server-*"))
         self._runtime = next(self._erlang.glob("erts-*")) / "bin"
         self._names: subprocess.Popen[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self.port, self._management, self._epmd, self._nodes = (_free_port() for _ in range(4))
+        self.port, self._management, self._epmd, self._nodes = (free_port() for _ in range(4))
         self.uri = f"amqp://{USER}:{PASSWORD}@127.0.0.1:{self.port}/"
         self.management = f"http://127.0.0.1:{self._management}"
         self._prepare()
@@ -100,9 +123,14 @@ class RabbitServer:
         (self._home / "bin").mkdir()
         script = self._home / "bin" / "erl"
         text = (self._erlang / "bin" / "erl").read_text()
-        script.write_text(text.replace("ROOTDIR=/usr/lib/erlang", f"ROOTDIR={self._erlang}"))
-        script.chmod(0o755)
+        real = script.with_name("erl.real")
+        real.write_text(text.replace("ROOTDIR=/usr/lib/erlang", f"ROOTDIR={self._erlang}"))
+        script.write_text(_WRAPPER.format(python=sys.executable, real=real))
+        for one in (script, real):
+            one.chmod(0o755)
         content = _CONFIGURATION.format(port=self.port, management=self._management)
+        if self._tls is not None:
+            content += _TLS.format(port=self.tls_port, certificate=self._tls.certificate, key=self._tls.key)
         (self._home / "rabbitmq.conf").write_text(content)
         (self._home / "plugins").write_text("[rabbitmq_management].")
 
@@ -136,12 +164,12 @@ class RabbitServer:
 
 
 @contextmanager
-def running() -> Iterator[RabbitServer]:
+def running(tls: ServerFiles | None = None) -> Iterator[RabbitServer]:
     """A server of its own; where it cannot be had, the test is skipped, or in CI fails."""
     home = Path(tempfile.mkdtemp(prefix="penstock-rabbitmq-"))
     try:
         try:
-            server = RabbitServer(home)
+            server = RabbitServer(home, tls)
             server.start()
         except (UnavailableError, StopIteration) as error:
             missing("RabbitMQ", error)
@@ -173,9 +201,3 @@ def _listens(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

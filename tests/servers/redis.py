@@ -13,64 +13,36 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
 
-from tests.servers.cache import UnavailableError, end_with_parent, missing
+from tests.servers.cache import UnavailableError, missing
+from tests.servers.process import ProcessServer
 
 PASSWORD = "not-to-be-shown"
-PATIENCE = 20.0
 
 
-class RedisServer:
+class RedisServer(ProcessServer):
     """One server, its data in `place`. `uri` is what clients are given."""
 
+    name = "Valkey"
+
     def __init__(self, place: Path) -> None:
-        self._place = place
+        super().__init__(place)
         self._program = _program()
-        self._process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
         self.uri = f"redis://:{PASSWORD}@127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        command = [
-            str(self._program), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._place),
+        command: list[str | Path] = [
+            self._program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.home),
             "--requirepass", PASSWORD, "--appendonly", "yes", "--appendfsync", "always", "--save", "",
-            "--daemonize", "no", "--logfile", str(self._place / "log"),
+            "--daemonize", "no",
         ]  # fmt: skip
-        self._process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=end_with_parent
-        )
-        until = time.monotonic() + PATIENCE
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > until:
-                self.kill()
-                raise UnavailableError("Valkey did not start")
-            time.sleep(0.02)
+        self.launch(command)
 
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait(PATIENCE)
-            self._process = None
-
-    def kill(self) -> None:
-        """As a crash: kill -9."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(PATIENCE)
-            self._process = None
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
         """Whether it has loaded its data."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1) as one:

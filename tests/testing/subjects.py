@@ -44,6 +44,7 @@ class GenerateSubject(SourceSubject):
             Can.TYPES: "one kind of document",
             Can.FIELDS: "one kind of document",
             Can.CLEAN: "there is nothing to follow",
+            Can.TRANSACTIONS: "there is nothing to follow",
             Can.ACKNOWLEDGES: "nobody to tell",
             Can.RESTART: "no server",
             Can.CONNECTS: "connects to nothing",
@@ -90,6 +91,7 @@ class SqliteSubject(SourceSubject):
             Can.DELETES: "it sees rows that are added with larger keys, and nothing else",
             Can.REKEYS: "it sees rows that are added with larger keys, and nothing else",
             Can.TRUNCATE: "it sees rows that are added with larger keys, and nothing else",
+            Can.TRANSACTIONS: "it sees rows, and not who wrote them together",
             Can.ACKNOWLEDGES: "nobody to tell",
             Can.RESTART: "no server",
         }

@@ -41,6 +41,9 @@ SOURCES = {
     Bug.SECONDS: "every_row_is_copied_once",
     Bug.CUTS_LONG_TEXTS: "a_megabyte_and_nothing_are_texts_like_any_other",
     Bug.HIDES_KEYS: "inspect_finds_namespaces_and_keys",
+    Bug.COPIES_INSIDE_A_TRANSACTION: "a_transaction_stays_whole_though_a_crash_cuts_it_and_a_copy_is_due",
+    Bug.PASSES_OVER_A_GAP: "behind_a_release_nothing_is_passed_over_in_silence",
+    Bug.CUTS_TRANSACTIONS: "a_transaction_stays_whole_while_nothing_crashes",
 }
 
 SINKS = {

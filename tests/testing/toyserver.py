@@ -21,12 +21,13 @@ PASSWORD = "hunter2-hunter2"
 
 @dataclass(frozen=True)
 class Change:
-    """One change of one row; `old` is the number that the row had before."""
+    """One change of one row; `old` is the number that the row had before. `more` of its transaction may follow."""
 
     ns: str
     op: Op
     row: Document
     old: int | None = None
+    more: bool = False
 
 
 @dataclass

@@ -52,6 +52,9 @@ class Bug(Enum):
     CUTS_LONG_TEXTS = auto()
     HIDES_KEYS = auto()
     POSITION_IN_MEMORY = auto()
+    COPIES_INSIDE_A_TRANSACTION = auto()
+    CUTS_TRANSACTIONS = auto()
+    PASSES_OVER_A_GAP = auto()
 
 
 @dataclass(frozen=True)
@@ -129,8 +132,12 @@ class ToySource(Source):
             self._durable[ns] = place.at if place.next is None else place.next
             begins_anew = self._bug is Bug.BEGINS_ANEW and known.mode is Mode.COPY
             self._places[ns] = _Known(at=place.at) if begins_anew else place
+            if self._bug is Bug.PASSES_OVER_A_GAP and self.name not in self._server.slots:
+                self._places[ns] = _Known(next=len(self._server.changes))
             if self._bug is Bug.POSITION_IN_MEMORY and place.next is None:
                 self._places[ns] = _Known(at=place.at, after=self.memory[ns])
+        if self._settings.tail and self._bug is not Bug.COPIES_INSIDE_A_TRANSACTION:
+            yield from self._follow(accept)
         first = True
         while not stop.is_set():
             if first or self._bug is not Bug.FORGETS_NEW_NAMESPACES:
@@ -212,7 +219,9 @@ class ToySource(Source):
                     schemas |= self._schema(ns, server)
             for ns in followed:
                 self._places[ns] = _Known(next=max(end, followed[ns]))
-            yield Batch(messages, {ns: {"next": self._places[ns].next} for ns in followed}, schemas=schemas)
+            more = some[-1].more and self._bug is not Bug.CUTS_TRANSACTIONS
+            positions: dict[str, Position] = {ns: {"next": self._places[ns].next} for ns in followed}
+            yield Batch(messages, positions, schemas=schemas, more=more)
 
     def _messages(self, change: Change) -> list[Message]:
         if change.op is Op.COMMAND:
@@ -338,7 +347,8 @@ class ToySubject(SourceSubject):
     def insert(self, ns: str, rows: Sequence[Row]) -> None:
         with self._server.lock:
             self._server.changes += [
-                Change(ns, Op.INSERT, packed({"id": row.id, "text": row.text})) for row in rows
+                Change(ns, Op.INSERT, packed({"id": row.id, "text": row.text}), more=row is not rows[-1])
+                for row in rows
             ]
 
     def contents(self, ns: str) -> Mapping[int, str]:

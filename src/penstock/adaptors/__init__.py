@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.adaptors.base import Adaptor
+from penstock.adaptors.delta import Delta
 from penstock.adaptors.discard import Discard
 from penstock.adaptors.elasticsearch import Elasticsearch
 from penstock.adaptors.file import File
 from penstock.adaptors.generate import Generate
 from penstock.adaptors.http import Http
+from penstock.adaptors.iceberg import Iceberg
+from penstock.adaptors.jdbc import Jdbc
 from penstock.adaptors.kafka import Kafka
 from penstock.adaptors.mongodb import MongoDb
 from penstock.adaptors.mysql import MySql
@@ -30,11 +33,14 @@ from penstock.base.settings import load
 ALL: Mapping[str, type[Adaptor]] = {
     kind.name: kind
     for kind in (
+        Delta,
         Discard,
         Elasticsearch,
         File,
         Generate,
         Http,
+        Iceberg,
+        Jdbc,
         Kafka,
         MongoDb,
         MySql,
@@ -47,6 +53,11 @@ ALL: Mapping[str, type[Adaptor]] = {
     )
 }
 """Every built-in adaptor by its name, for `about` and `init`."""
+
+
+def delta(**settings: object) -> Delta:
+    """Tables of Delta Lake, through Spark's connector, as source or sink: `delta(uri="s3a://lake/shop")`."""
+    return load("adaptor 'delta'", Delta, settings)
 
 
 def discard(**settings: object) -> Discard:
@@ -70,8 +81,21 @@ def generate(**settings: object) -> Generate:
 
 
 def http(**settings: object) -> Http:
-    """A web service, as sink: `http(uri="https://api.example.org/events/{ns}", token="${TOKEN}")`."""
+    """A web service, as source or sink: `http(uri="https://api.example.org/events/{ns}", token="${TOKEN}")`.
+
+    As a source it can also be posted to: `http(listen="0.0.0.0:8080", token="${TOKEN}")`.
+    """
     return load("adaptor 'http'", Http, settings)
+
+
+def iceberg(**settings: object) -> Iceberg:
+    """Tables of Apache Iceberg, through Spark's connector, as source or sink: `iceberg(catalog="lake")`."""
+    return load("adaptor 'iceberg'", Iceberg, settings)
+
+
+def jdbc(**settings: object) -> Jdbc:
+    """The tables of any database with a JDBC driver, through Spark: `jdbc(uri="jdbc:oracle:thin:@db:1521/shop")`."""
+    return load("adaptor 'jdbc'", Jdbc, settings)
 
 
 def kafka(**settings: object) -> Kafka:
@@ -121,11 +145,14 @@ def sqlite(**settings: object) -> Sqlite:
 
 __all__ = [
     "ALL",
+    "delta",
     "discard",
     "elasticsearch",
     "file",
     "generate",
     "http",
+    "iceberg",
+    "jdbc",
     "kafka",
     "mongodb",
     "mysql",

@@ -10,7 +10,8 @@ source, a sink, or both; asking for the half it does not have is a `UsageError`.
                        Source.logged(...)                               for each batch, once the log has it
                        Source.gauges(), Source.copying()                every few seconds
                        Source.release()                                 when an operator takes the source away
-                       Adaptor.sink() -> Sink.use(...), Sink.publisher()  once a start
+                       Adaptor.sink() -> Sink.use(...), Sink.inspect(...)  once, for `plan`
+                       Sink.use(...), Sink.publisher()                  once a start
                        Publisher.open / publish / close                 see there
     executor process   CopyTask.read()                                  once a task attempt, if a source copies so
                        Stager.stage(...)                                once a task attempt
@@ -386,6 +387,8 @@ class Sink(ABC):
 
     order: Order
     guarantee: Guarantee
+    through_spark: bool = False
+    """Whether its publisher works through the session of the run: then it never publishes in a task."""
     schemas: Schemas = staticmethod(_no_schema)
     """For the publisher: what the source said about the fields of a namespace."""
     name: str = ""
@@ -395,8 +398,12 @@ class Sink(ABC):
         """Called once, before `publisher`, in the process that publishes."""
         self.schemas, self.name = schemas, name
 
-    def inspect(self) -> Sequence[Finding]:
-        """What stands in the way of writing, for `plan`; connects, changes nothing. Raises as `Publisher.open`."""
+    def inspect(self, namespaces: Sequence[str] | None = None) -> Sequence[Finding]:
+        """What stands in the way of writing, for `plan`; connects, changes nothing. Raises as `Publisher.open`.
+
+        `namespaces` are those that the source has now and the sink will get, by the names that they arrive with; None
+        if nobody knows them, as behind a function that may give any name. More may come in a run.
+        """
         return ()
 
     @abstractmethod
@@ -423,6 +430,10 @@ class Adaptor(ABC):
     """What has to be installed beside the core: `pip install 'penstock[EXTRA]'`."""
     experimental: ClassVar[bool] = False
     """Whether it was never run against a server that speaks the real protocol; `plan` warns then."""
+
+    def spark_settings(self) -> Mapping[str, str]:
+        """Settings of Spark that it works with, such as the connector of a format; those of the run come on top."""
+        return {}
 
     def source(self) -> Source:
         raise UsageError(f"adaptor '{self.name}' cannot be a source", hint="see `penstock about`")

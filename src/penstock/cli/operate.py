@@ -186,8 +186,9 @@ def release(ctx: click.Context, pipeline: Pipeline, yes: bool, connection: Conne
     """Take away what PIPELINE has set up at its source.
 
     A slot, a publication, a consumer group: for a pipeline that will not run again, since what it set up may have
-    the system keep things for it. Should it run after all, it sets everything up anew, and what changed in between is
-    missing from the log. Refused while the pipeline runs.
+    the system keep things for it. Should it run after all, it goes on where the log stands if the system still has
+    what comes next. Where it does not, as PostgreSQL without the slot, the run ends with an error that names the
+    namespaces to copy anew with `penstock backfill`. Refused while the pipeline runs.
 
     \b
     Examples:

@@ -17,7 +17,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,9 @@ from penstock.journal.fragment import Codec, Fragment
 from penstock.journal.metrics import Metrics
 from penstock.journal.protocol import LabelSet
 from penstock.journal.spool import Outcome, Spool, empty_fragment
-from penstock.journal.spoolfile import SUFFIX, SpoolFile, require_fitting
+from penstock.journal.spoolfile import SpoolFile, require_fitting
+from penstock.journal.spoolfiles import Observer, SpoolFiles
+from penstock.journal.spoolrecovery import found, read_epoch, set_aside, write_epoch
 from penstock.journal.uncancelled import uncancelled
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ _REMEMBERED = 64
 LARGE = 1 << 20
 """From this size on what was rolled back gives its room on the disk back at once."""
 
+_WORTH_A_THREAD = 128 << 10
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -52,16 +54,6 @@ class Spawn(Protocol):
     def __call__(self, work: Awaitable[None], name: str) -> asyncio.Task[None]: ...
 
 
-class Observer(Protocol):
-    """Who is told of a spool's progress."""
-
-    def committed(self, fragment: Fragment, file: SpoolFile) -> None:
-        """This much of the file is durable."""
-
-    def completed(self, file: SpoolFile) -> None:
-        """The file will grow no more; it holds a fragment that is not empty."""
-
-
 @dataclass(frozen=True, slots=True)
 class Workshop:
     """What the spools of one broker share: the disk, the threads that sync, who owns tasks, the clock (µs)."""
@@ -73,20 +65,20 @@ class Workshop:
     now: Callable[[], int]
 
 
-class LocalSpool:
+class LocalSpool(SpoolFiles):
     """The spool of one journal. Recovers from its directory when made, which blocks."""
 
     __slots__ = (
         "_adopted",
         "_directory",
         "_durable",
+        "_epoch_written",
         "_failure",
-        "_file",
         "_flushing",
         "_lost",
-        "_observer",
         "_shop",
         "_waiting",
+        "epoch",
         "era",
         "first_append",
         "journal",
@@ -94,8 +86,14 @@ class LocalSpool:
         "used",
     )
 
-    def __init__(self, journal: str, directory: Path, shop: Workshop, observer: Observer) -> None:
+    def __init__(
+        self, journal: str, directory: Path, shop: Workshop, observer: Observer, *, clustered: bool = False
+    ) -> None:
+        """Where brokers are several, what is recovered is kept from everyone until a synchronisation confirms it."""
+        super().__init__(observer)
         self.journal = journal
+        self.epoch = read_epoch(directory) if clustered else 0
+        """The revision of the last synchronisation that we took part in."""
         self.first_append = 0
         self.era = 0
         """Raised whenever commits were given up: what rested on them must not be tried."""
@@ -103,8 +101,6 @@ class LocalSpool:
         """When content last came (monotonic clock)."""
         self._directory = directory
         self._shop = shop
-        self._observer = observer
-        self._file: SpoolFile | None = None
         self._failure: BaseException | None = None
         self._adopted = 0
         self._durable = 0
@@ -112,9 +108,10 @@ class LocalSpool:
         """Tickets of commits that failed and were given up."""
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._flushing = False
+        self._epoch_written = self.epoch
         self.spool = Spool(empty_fragment(journal, 0, Codec.NONE), LabelSet(), self)
         with faults.step("recover"):
-            self._recover()
+            self._recover(clustered)
 
     @property
     def fragment(self) -> Fragment:
@@ -126,13 +123,10 @@ class LocalSpool:
 
     @property
     def committed_end(self) -> int:
-        """One past the last byte that is durable."""
+        """One past the last byte that is durable, and may be read."""
+        if self.gated:
+            return self._published
         return self._file.fragment.end if self._file is not None else self.spool.end
-
-    @property
-    def path(self) -> Path | None:
-        """The file under construction, if there is one."""
-        return self._file.path if self._file is not None else None
 
     # What the owner does.
 
@@ -172,6 +166,15 @@ class LocalSpool:
     def content(self, chunk: Buffer) -> None:
         """Take a chunk that continues what has been taken; after `ready`."""
         self.spool.content(chunk, self.spool.delta)
+
+    async def content_at(self, chunk: Buffer, content_delta: int) -> None:
+        """Take a chunk that a primary elsewhere has sent."""
+        await self.ready()
+        if len(chunk) < _WORTH_A_THREAD:
+            self.spool.content(chunk, content_delta)
+        else:
+            take = partial(self.spool.content, chunk, content_delta)
+            await uncancelled(asyncio.get_running_loop().run_in_executor(self._shop.threads, take))
 
     def write(self, content: Buffer, position: int) -> None:
         """The pure spool's storage: the file of the fragment under construction."""
@@ -266,6 +269,26 @@ class LocalSpool:
         self._waiting.append((ticket, future))
         await future
 
+    # What is known of others, in a cluster.
+
+    def synchronised(self, revision: int) -> None:
+        """Content to come rests on a synchronisation at this revision; durable with the first of it."""
+        self.epoch = max(self.epoch, revision)
+
+    async def set_aside(self) -> list[Path]:
+        """What was recovered is not what the journal has: begin as a broker that never had it. Where it is now."""
+        self.roll_back()
+        await self.durable()
+        return await uncancelled(self._set_aside())
+
+    async def _set_aside(self) -> list[Path]:
+        files, self._held, self._file = self.files, [], None
+        self.spool = Spool(empty_fragment(self.journal, 0, Codec.NONE), LabelSet(), self)
+        self.first_append = self._published = 0
+        self.quarantined = False
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._shop.threads, set_aside, self._shop.disk, files)
+
     def park(self) -> None:
         """Let go of the file's descriptor until content comes again, if nothing is under way."""
         if self._file is not None and not self._flushing and not self.spool.delta and self._failure is None:
@@ -286,11 +309,14 @@ class LocalSpool:
                 assert file is not None
                 commit = partial(_commit, file, fragment, self.spool.registers, self.first_append)
                 began = time.perf_counter()
+                if self._epoch_written < self.epoch:
+                    await self._write_epoch()
                 await loop.run_in_executor(self._shop.threads, commit)
                 metrics.syncs += 1
                 metrics.sync_seconds += time.perf_counter() - began
                 self._durable = ticket
-                self._observer.committed(fragment, file)
+                if not self.gated:
+                    self._observer.committed(fragment, file)
                 self._wake(ticket, None)
         except BaseException as error:
             self._failure = error
@@ -300,6 +326,11 @@ class LocalSpool:
                 raise
         finally:
             self._flushing = False
+
+    async def _write_epoch(self) -> None:
+        epoch, write = self.epoch, partial(write_epoch, self._shop.disk, self._directory, self.epoch)
+        await asyncio.get_running_loop().run_in_executor(self._shop.threads, write)
+        self._epoch_written = epoch
 
     def _wake(self, ticket: int, error: Exception | None) -> None:
         waiting, self._waiting = self._waiting, []
@@ -321,13 +352,8 @@ class LocalSpool:
         old, self._file = self._file, file
         self.spool = Spool(fragment, registers, self)
         self.first_append = 0
-        if old is None:
-            return
-        old.park()
-        if old.fragment.length:
-            self._observer.completed(old)
-        else:
-            self._shop.disk.remove(old.path)
+        if old is not None:
+            self._hand_on(old, self._shop.disk)
 
     async def _recode(self, fragment: Fragment) -> None:
         """An empty fragment takes another codec: one more record in the file that it has."""
@@ -342,56 +368,26 @@ class LocalSpool:
             self._shop.disk.make_dirs(self._directory)
             return SpoolFile.create(self._shop.disk, self._directory, fragment, registers)
 
-    def _recover(self) -> None:
+    def _recover(self, clustered: bool) -> None:
         """Find the files that a crash left: the last one is under construction, those before it are complete."""
-        found = self._found()
-        if not found:
+        recovered = found(self._shop.disk, self._directory, self.journal)
+        if not recovered:
             return
-        self._file, recovered = found[-1]
-        self.spool = recovered.attached_to(self)
+        self._file, spool = recovered[-1]
+        self.spool = spool.attached_to(self)
         self.first_append = self._file.record.first_append
-        for file, spool in found:
-            file.park()
+        for file, spool in recovered[:-1]:
             if spool.fragment.length:
-                self._observer.committed(spool.fragment, file)
-        for file, spool in found[:-1]:
-            if spool.fragment.length:
-                self._observer.completed(file)
+                self._held.append(file)
             else:
                 self._shop.disk.remove(file.path)
-
-    def _found(self) -> list[tuple[SpoolFile, Spool]]:
-        """The spools in the directory, in order; files that never came to life are removed.
-
-        So is an empty one that begins before the end of the file before it: a roll failed after it had made it.
-        """
-        disk = self._shop.disk
-        if self._directory.is_dir():
-            disk.sync_dir(self._directory)  # whoever made a file here may have died before that
-        found: list[tuple[SpoolFile, Spool]] = []
-        end = 0
-        try:
-            for path in disk.entries(self._directory):
-                if path.suffix != SUFFIX:
-                    continue
-                recovered = SpoolFile.recover(disk, path, self.journal)
-                if recovered is None:
-                    self._remove_dead(path)
-                elif recovered[1].end < end and not recovered[1].fragment.length:
-                    recovered[0].close()
-                    self._remove_dead(path)
-                else:
-                    found.append(recovered)
-                    end = recovered[1].end
-        except BaseException:
-            for file, _ in found:
-                file.close()
-            raise
-        return found
-
-    def _remove_dead(self, path: Path) -> None:
-        with suppress(FileNotFoundError):
-            self._shop.disk.remove(path)
+        for file, _ in recovered:
+            file.park()
+        if clustered:
+            self.withhold()
+            self.quarantined = bool(self._held or self._file.fragment.length)
+        else:
+            self.release()
 
 
 def _commit(file: SpoolFile, fragment: Fragment, registers: LabelSet, first_append: int) -> None:
@@ -401,30 +397,3 @@ def _commit(file: SpoolFile, fragment: Fragment, registers: LabelSet, first_appe
 
 def _is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _FULL
-
-
-def proposal_to_extend(
-    fragment: Fragment,
-    *,
-    codec: Codec,
-    length: int,
-    flush_seconds: int,
-    first_append: int,
-    now: int,
-    roll_to: int | None,
-) -> Fragment:
-    """What the next append proposes to extend: the fragment, or an empty one that follows it.
-
-    Reference 14, "When a fragment rolls", but that a new codec closes it, as in the seed. Times in seconds;
-    `roll_to` closes the fragment there whatever it is like.
-    """
-    offset = fragment.end if roll_to is None else max(roll_to, fragment.end)
-    flushes = bool(flush_seconds) and first_append // flush_seconds != now // flush_seconds
-    rolls = (
-        not fragment.length
-        or fragment.codec is not codec
-        or fragment.length > length
-        or (roll_to is not None and roll_to != fragment.begin)
-        or flushes
-    )
-    return empty_fragment(fragment.journal, offset, codec) if rolls else fragment

@@ -1,126 +1,54 @@
 """A journal at this broker: its spool, the index of its fragments, and the two things that one append owns at a time.
 
-A replica lives while the journal is assigned to the broker. What a crash left is recovered when it is made. Closed
-fragments are put into the journal's first store, however long that takes, and only then removed from the disk;
-nothing waits for that. The stores are listed when the broker asks for it (`refresh`); readers see the union.
+A replica lives while the journal is assigned to the broker. What a crash left is recovered when it is made. What its
+stores hold, and how fragments get there, is in `stored.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from penstock.base import faults
-from penstock.base.disk import Disk
-from penstock.base.errors import PenstockError
-from penstock.journal import codecs, postfix
 from penstock.journal.flow import MaximumRate
-from penstock.journal.fragment import Codec, Fragment, parse_path
-from penstock.journal.index import Index
-from penstock.journal.localspool import JournalFailedError, LocalSpool, Workshop
-from penstock.journal.protocol import JournalSpec
+from penstock.journal.fragment import Fragment
+from penstock.journal.localspool import JournalFailedError, LocalSpool
+from penstock.journal.protocol import JournalSpec, Route
 from penstock.journal.replication import Pipeline
 from penstock.journal.slots import Slot
 from penstock.journal.spool import Spool
-from penstock.journal.spoolfile import SpoolFile, committed_content
-from penstock.journal.stores import FragmentStore, Listed
-from penstock.journal.tokens import ValidationError
-from penstock.journal.uncancelled import uncancelled
+from penstock.journal.spoolfile import SpoolFile
+from penstock.journal.stored import Stored
+from penstock.journal.surroundings import InSpool, InStore, Place, StoreHealth, StoreSet, Surroundings
 
-log = logging.getLogger(__name__)
+__all__ = ["Guest", "InSpool", "InStore", "Place", "Replica", "StoreHealth", "StoreSet", "Surroundings"]
 
-_RETRY_DELAYS = (0.1, 1.0, 5.0, 30.0)
-_O_RDONLY = 1
 _PARK_AFTER = 30.0
 
 
-class StoreHealth(Protocol):
-    """What is known of a store: whether it was checked, and what is wrong with it."""
+class Guest(Protocol):
+    """A stream of the journal's primary, elsewhere, that holds our spool."""
 
-    checked: bool
-    error: str
-    failures: int
-    """Checks in a row that failed."""
+    @property
+    def route(self) -> Route: ...
 
-    def changed(self) -> asyncio.Event: ...
-
-
-class StoreSet(Protocol):
-    """The stores of a broker, by URL."""
-
-    def get(self, url: str, *, read_only: bool = False) -> FragmentStore: ...
-
-    def health(self, url: str) -> StoreHealth: ...
-
-    def note(self, url: str, trouble: str) -> None: ...
+    def leave(self) -> None:
+        """End the stream: somebody else is the primary now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the replicas of one broker share."""
-
-    shop: Workshop
-    stores: StoreSet
-    store_threads: Executor
-    """For listing, which appends may wait for."""
-    upload_threads: Executor
-    """For putting fragments into stores, which nobody waits for."""
-    watched: Callable[[str], bool]
-    """Whether the health of a store is to be watched: not if it is on the disk that the spools are on."""
-    nested: Callable[[str], Iterable[str]]
-    """The journals whose names continue a journal's name, as in `a/b` and `a/b/c`."""
-
-
-@dataclass(frozen=True, slots=True)
-class InSpool:
-    """Bytes of a fragment in a spool file, uncompressed, behind the commit records."""
-
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class InStore:
-    """Bytes of a fragment in a store, as its codec has it."""
-
-    store: FragmentStore
-    path: str
-
-
-Place = InSpool | InStore
-
-
-class Replica:
+class Replica(Stored):
     """One journal. `pipeline` belongs to the owner of `pipeline_slot`, the spool to that of `spool_slot`."""
 
     __slots__ = (
-        "_changed",
-        "_leftovers",
-        "_persisting",
-        "_respecified",
-        "_since_listing",
-        "_unpersisted",
-        "_with",
-        "attempted",
         "closed",
-        "index",
-        "listed",
-        "listing_error",
+        "guest",
         "local",
         "pipeline",
         "pipeline_slot",
         "rate",
-        "spec",
+        "set_aside",
         "spool_slot",
-        "trimmed",
         "waits_ended",
     )
 
@@ -128,43 +56,24 @@ class Replica:
         self, spec: JournalSpec, directory: Path, surroundings: Surroundings, *, trimmed: int = 0
     ) -> None:
         """Recover the journal's spools from their directory. Blocks."""
-        self.spec = spec
-        self.index: Index[Place] = Index()
+        super().__init__(spec, surroundings, trimmed)
         self.spool_slot = Slot()
         self.pipeline_slot = Slot()
         self.pipeline: Pipeline | None = None
+        self.guest: Guest | None = None
         self.rate = MaximumRate()
-        self.trimmed = trimmed
-        """Everything below has been deleted on purpose."""
         self.closed = False
         """No append is accepted any more, and reads end."""
         self.waits_ended = False
-        self.listed = not spec.fragment.stores
-        """Whether the stores have been listed: before that, nobody knows where the journal ends."""
-        self.attempted = self.listed
-        """Whether they have been tried at least."""
-        self.listing_error = ""
-        self._with = surroundings
-        self._changed: asyncio.Event | None = None
-        self._respecified: asyncio.Event | None = None
-        self._unpersisted: list[SpoolFile] = []
-        self._persisting: set[asyncio.Task[None]] = set()
-        self._since_listing: list[tuple[Fragment, Place]] = []
-        self._leftovers: list[Place] = []
-        self.local = LocalSpool(spec.name, directory, surroundings.shop, self)
+        self.set_aside: list[Path] = []
+        """Spools that a crash left and that turned out not to be what the journal has: for a person to look at."""
+        self.local = LocalSpool(
+            spec.name, directory, surroundings.shop, self, clustered=surroundings.clustered
+        )
 
     @property
     def spool(self) -> Spool:
         return self.local.spool
-
-    @property
-    def codec(self) -> Codec:
-        return Codec(self.spec.fragment.compression_codec)
-
-    @property
-    def read_only(self) -> bool:
-        """Whether the store is another cluster's, to be read and never to be written."""
-        return self.spec.flags == _O_RDONLY
 
     @property
     def write_head(self) -> int:
@@ -177,144 +86,20 @@ class Replica:
         building = [self.local.fragment] if self.local.fragment.length else []
         return [*(file.fragment for file in self._unpersisted), *building]
 
-    def now_seconds(self) -> int:
-        return self._with.shop.now() // 1_000_000
-
-    def health(self) -> StoreHealth | None:
-        """Of the store that fragments go to; None if there is none to be watched, or none that is ours to write to."""
-        if not self.spec.fragment.stores or self.read_only:
-            return None
-        url = self.spec.fragment.stores[0]
-        return self._with.stores.health(url) if self._with.watched(url) else None
-
-    # What the spool tells.
+    @property
+    def files(self) -> list[SpoolFile]:
+        """Everything of the journal that is on our disk."""
+        return [*self._unpersisted, *self.local.files]
 
     def committed(self, fragment: Fragment, file: SpoolFile) -> None:
         """Let readers see what has become durable."""
         self.index.add(fragment, InSpool(file.path))
         self._notify()
 
-    def completed(self, file: SpoolFile) -> None:
-        """Put a closed fragment into the store."""
-        if file.fragment.end <= self.trimmed:
-            self.index.discard(file.fragment)
-            self._with.shop.disk.remove(file.path)
-            return
-        self._with.shop.metrics.spools_completed += 1
-        self._unpersisted.append(file)
-        task = self._with.shop.spawn(self._persist(file), f"persist {self.spec.name}")
-        self._persisting.add(task)
-        task.add_done_callback(self._persisting.discard)
-
-    # What readers do.
-
-    def changed(self) -> asyncio.Event:
-        """Set at the next change of the index. Take it before looking."""
-        if self._changed is None:
-            self._changed = asyncio.Event()
-        return self._changed
-
     async def until_listed_once(self) -> None:
         """Wait for the first listing of the stores to have succeeded or failed."""
         while not self.attempted and not self.closed and not self.waits_ended:
             await self.changed().wait()
-
-    def locate(self, begin: int, end: int) -> Iterator[tuple[Fragment, Place]]:
-        """The fragments that hold [begin, end), in order, up to the first gap."""
-        position = begin
-        while position < end:
-            entry, covered = self.index.lookup(position)
-            if entry is None or not covered:
-                return
-            yield entry.fragment, entry.payload
-            position = entry.fragment.end
-
-    # What the broker does.
-
-    def respecify(self, spec: JournalSpec) -> None:
-        """The spec has changed. New stores have to be listed before the next append."""
-        if list(spec.fragment.stores) != list(self.spec.fragment.stores):
-            self.listed = self.attempted = not spec.fragment.stores
-        self.spec = spec
-        if self._respecified is not None:
-            self._respecified.set()
-            self._respecified = None
-        self._notify()
-
-    async def refresh(self) -> None:
-        """List the stores, and take that for all that is in them. An error is kept, and told by the next append."""
-        urls = list(self.spec.fragment.stores)
-        since: list[tuple[Fragment, Place]] = []
-        self._since_listing = since
-        loop = asyncio.get_running_loop()
-        url = ""
-        try:
-            found: list[tuple[Fragment, Place]] = []
-            for url in urls:
-                store = self._with.stores.get(url, read_only=self.read_only)
-                listing = loop.run_in_executor(self._with.store_threads, _list, store, self.spec.name)
-                found += [(fragment, place) for fragment, place in self._fragments(store, await listing)]
-        except (PenstockError, OSError) as error:
-            if str(error) != self.listing_error:  # it is tried every second: told once is enough
-                log.warning("%s: cannot list its stores: %s", self.spec.name, error)
-            self.listing_error = str(error)
-            self._with.stores.note(url, self.listing_error)
-        else:
-            if urls == list(self.spec.fragment.stores):
-                self.listing_error = ""
-                self._take_listing([*found, *since])
-                self.listed = True
-                self._note_success(urls)
-        self.attempted = True
-        self._notify()
-        await self._remove_leftovers()
-
-    def _note_success(self, urls: Iterable[str]) -> None:
-        """A listing says nothing about uploads that fail."""
-        for url in urls:
-            if not self._persisting:
-                self._with.stores.note(url, "")
-
-    def _take_listing(self, listing: list[tuple[Fragment, Place]]) -> None:
-        """What lies below the trim point is not part of the journal, whatever the store still has."""
-        self.index.replace_remote(listed for listed in listing if listed[0].end > self.trimmed)
-        self._leftovers = [place for fragment, place in listing if fragment.end <= self.trimmed]
-
-    async def _remove_leftovers(self) -> None:
-        """Finish what an interrupted trim began."""
-        leftovers, self._leftovers = self._leftovers, []
-        if self.read_only:
-            return
-        for place in leftovers:
-            assert isinstance(place, InStore)
-            try:
-                await self._remove(place)
-            except OSError as error:
-                log.warning("%s: cannot remove %s yet: %s", self.spec.name, place.path, error)
-
-    async def _remove(self, place: InStore) -> None:
-        loop = asyncio.get_running_loop()
-        remove = partial(place.store.remove, place.path)
-        await uncancelled(loop.run_in_executor(self._with.store_threads, remove))
-
-    async def delete_below(self, offset: int) -> tuple[int, int]:
-        """Delete the fragments that end at or below an offset, whose trim point is durable already.
-
-        Returns how many, and their bytes. What a failure leaves behind goes at the next refresh.
-        """
-        self.trimmed = max(self.trimmed, offset)
-        fragments = size = 0
-        while (entry := self.index.lookup(0)[0]) is not None and entry.fragment.end <= offset:
-            fragment, place = entry.fragment, entry.payload
-            with faults.step("trim"):
-                if isinstance(place, InSpool) and not self._drop_unpersisted(place.path):
-                    break  # under construction
-                self.index.discard(fragment)
-                self._notify()
-                if isinstance(place, InStore):
-                    await self._remove(place)
-            fragments, size = fragments + 1, size + fragment.length
-        return fragments, size
 
     def park(self, now: float) -> None:
         """Hold no descriptor for a journal that nobody writes to."""
@@ -340,8 +125,11 @@ class Replica:
         self.pipeline_slot.close()
         self.spool_slot.close()
 
-    async def close(self) -> None:
-        """Let the journal go: refuse what is not adopted yet, wait for what is, end reads, close the files."""
+    async def close(self, *, persist: bool = False) -> None:
+        """Let the journal go: refuse what is not adopted yet, wait for what is, end reads, close the files.
+
+        With `persist`, complete fragments get into the store first: a broker that leaves takes its disk with it.
+        """
         self.retire()
         await self.pipeline_slot.drained()
         if self.pipeline is not None:
@@ -350,6 +138,8 @@ class Replica:
         await self.spool_slot.drained()
         with suppress(JournalFailedError):
             await self.local.durable()
+        if persist:
+            await self.persisted()
         for task in self._persisting:
             task.cancel()
         await asyncio.gather(*self._persisting, return_exceptions=True)
@@ -358,121 +148,3 @@ class Replica:
     def abandon(self) -> None:
         """Close the files, and nothing else. Everything acknowledged is durable already."""
         self.local.abandon()
-
-    def _notify(self) -> None:
-        if self._changed is not None:
-            self._changed.set()
-            self._changed = None
-
-    def _drop_unpersisted(self, path: Path) -> bool:
-        """Remove a closed spool file that is not wanted in the store any more; its task finds it gone."""
-        for file in self._unpersisted:
-            if file.path == path:
-                self._unpersisted.remove(file)
-                with suppress(FileNotFoundError):
-                    self._with.shop.disk.remove(path)
-                return True
-        return False
-
-    async def _persist(self, file: SpoolFile) -> None:
-        """Put a closed fragment into the store, however long that takes; then let its file go."""
-        attempt = 0
-        while file in self._unpersisted:
-            try:
-                stored = await self._put(file)
-            except (PenstockError, OSError) as error:
-                if file not in self._unpersisted:
-                    return  # trimmed meanwhile, and its file with it
-                delay = _RETRY_DELAYS[min(attempt, len(_RETRY_DELAYS) - 1)] * random.uniform(0.8, 1.2)
-                attempt += 1
-                log.warning("%s: cannot store %s yet: %s", self.spec.name, file.path.name, error)
-                if self.spec.fragment.stores:
-                    self._with.stores.note(self.spec.fragment.stores[0], str(error))
-                await asyncio.sleep(delay)
-                continue
-            if stored is None:
-                await self._until_respecified()
-                continue
-            if file not in self._unpersisted:
-                await self._discard_trimmed(stored[1])
-                return
-            self._with.stores.note(stored[0].backing_store, "")
-            self.index.add(*stored)
-            self._since_listing.append(stored)
-            self._notify()
-            self._unpersisted.remove(file)
-            self._with.shop.metrics.spools_persisted += 1
-            # Not synced: a spool that comes back after a power cut is put into the store once more, and goes again.
-            with suppress(FileNotFoundError):
-                self._with.shop.disk.remove(file.path)
-
-    async def _discard_trimmed(self, place: InStore) -> None:
-        """Trimmed while it was being stored. If it cannot be removed now, the next refresh does it."""
-        with suppress(OSError):
-            await self._remove(place)
-
-    async def _put(self, file: SpoolFile) -> tuple[Fragment, InStore] | None:
-        """One attempt, by the spec of now; None if there is no store that we may write to."""
-        spec = self.spec
-        if self.read_only or not spec.fragment.stores:
-            return None
-        url = spec.fragment.stores[0]
-        store = self._with.stores.get(url)
-        first_append = datetime.fromtimestamp(file.record.first_append / 1e6, UTC)
-        fragment = replace(
-            file.fragment,
-            backing_store=url,
-            mod_time=self.now_seconds(),
-            path_postfix=postfix.evaluate(spec.fragment.path_postfix_template, first_append),
-        )
-        put = partial(_put, store, self._with.shop.disk, fragment, file.path)
-        loop = asyncio.get_running_loop()
-        await uncancelled(loop.run_in_executor(self._with.upload_threads, put))
-        return fragment, InStore(store, fragment.content_path)
-
-    async def _until_respecified(self) -> None:
-        if self._respecified is None:
-            self._respecified = asyncio.Event()
-        await self._respecified.wait()
-
-    def _fragments(self, store: FragmentStore, listing: Iterable[Listed]) -> Iterator[tuple[Fragment, Place]]:
-        """The fragments of a listing; other files are named in the log and left alone."""
-        journal = self.spec.name
-        others = tuple(f"{name[len(journal) + 1 :]}/" for name in self._with.nested(journal))
-        for listed in listing:
-            if listed.path.startswith(others) or not self._may_be_postfix(listed.path):
-                continue  # of a journal whose name begins with ours
-            try:
-                fragment = parse_path(
-                    journal, listed.path, backing_store=store.url, mod_time=max(1, listed.mod_time)
-                )
-            except ValidationError as error:
-                log.warning("%s: not a fragment in the store: %s", journal, error)
-                continue
-            if fragment.length:
-                yield fragment, InStore(store, f"{journal}/{listed.path}")
-
-    def _may_be_postfix(self, path: str) -> bool:
-        """A folder below the journal's is a postfix, or another journal that was deleted and left its fragments.
-
-        Without a template only folders that look like partitions (`date=2026-01-02`) are taken for postfixes.
-        """
-        folders = path.split("/")[:-1]
-        return bool(self.spec.fragment.path_postfix_template) or all("=" in folder for folder in folders)
-
-
-def _list(store: FragmentStore, journal: str) -> list[Listed]:
-    return list(store.list(journal))
-
-
-def _put(store: FragmentStore, disk: Disk, fragment: Fragment, path: Path) -> None:
-    """Store the content of a closed spool file. Blocks."""
-    with faults.step("close"):
-        if store.exists(fragment.content_path):
-            return
-        source = committed_content(disk, path, fragment.length)
-        store.put(
-            fragment.content_path,
-            codecs.compressed(fragment.codec, source),
-            content_encoding=codecs.content_encoding(fragment.codec),
-        )

@@ -1,26 +1,37 @@
 """The receiving side of replication (reference 15): a primary's stream of content and proposals, applied to our spool.
 
 While the stream is open nobody else can use the spool: that is what makes a synchronised pipeline a lock on the
-journal. When it ends, what was not committed is rolled back. A proposal is acknowledged when our own disk has it.
+journal. When it ends, what was not committed is rolled back. A proposal is acknowledged when our own disk has it, and
+meanwhile what comes next is applied: acknowledgements are in order, and one sync serves many of them.
+
+A primary that has been replaced, and does not know it, loses the spool to its successor.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 
 from penstock.base.errors import PenstockError
 from penstock.journal import validation
 from penstock.journal.claims import Claims
 from penstock.journal.fragment import Fragment
-from penstock.journal.localspool import LocalSpool
-from penstock.journal.protocol import Header, ReplicateRequest, ReplicateResponse, Status
+from penstock.journal.protocol import Header, ReplicateRequest, ReplicateResponse, Route, Status
 from penstock.journal.replica import Replica
 from penstock.journal.replication import equivalent
 from penstock.journal.resolver import Resolver
 from penstock.journal.slots import SlotClosedError
 from penstock.journal.spool import Outcome
+
+WINDOW = 256
+"""So many proposals may wait for the disk; then no more are taken from the stream."""
+PATIENCE = 60.0
+"""Seconds for which they may wait."""
+
+Examine = Callable[[Replica, Route], Awaitable[None]]
+"""Compare what a crash left us with what the other members of a route have."""
 
 
 class ReplicateStreamError(PenstockError):
@@ -28,9 +39,12 @@ class ReplicateStreamError(PenstockError):
 
 
 async def replicate(
-    requests: AsyncIterator[ReplicateRequest], claims: Claims, resolver: Resolver
+    requests: AsyncIterator[ReplicateRequest],
+    claims: Claims,
+    resolver: Resolver,
+    examine: Examine | None = None,
 ) -> AsyncGenerator[ReplicateResponse, None]:
-    """The answers to one Replicate."""
+    """The answers to one Replicate. Brokers that are several `examine` what they recovered before it counts."""
     first = await anext(requests, None)
     if first is None:
         raise ReplicateStreamError("replicate stream: unexpected EOF")
@@ -41,44 +55,140 @@ async def replicate(
     if replica is None:
         yield ReplicateResponse(status=status, header=header)
         return
-    local = replica.local
+    stream = _Stream(replica, first, requests, examine)
     try:
-        response = await _applied(local, first)
-        assert response is not None
-        response.header.CopyFrom(header)
-        yield response
-        async with aclosing(_while_served(requests, replica)) as arriving:
-            async for request in arriving:
+        introduced = False
+        async with aclosing(stream.answers()) as answers:
+            async for response in answers:
+                if not introduced:
+                    response.header.CopyFrom(header)
+                    introduced = True
+                yield response
+    finally:
+        await stream.ended()
+
+
+class _Answer:
+    """What is said of a proposal, once the disk has it."""
+
+    __slots__ = ("response", "ticket")
+
+    def __init__(self, ticket: int, response: ReplicateResponse) -> None:
+        self.ticket = ticket
+        self.response = response
+
+
+class _Stream:
+    """One stream that has our spool, until its task ends: it applies what comes, and answers follow as the disk does.
+
+    The task gives the spool back, not who sends the answers: of a call that was cancelled while it sent one, gRPC
+    drops the sender without a word, while what is received ends in any case.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        first: ReplicateRequest,
+        requests: AsyncIterator[ReplicateRequest],
+        examine: Examine | None,
+    ) -> None:
+        self.route = first.header.route
+        self._revision = first.header.etcd.revision
+        self._replica = replica
+        self._answers: deque[_Answer] = deque()
+        self._moved = asyncio.Event()
+        self._room = asyncio.Event()
+        self._agreed = False
+        """Whether our last answer was that we have adopted what was proposed: if more comes, so have all others."""
+        replica.guest = self
+        self._applying = asyncio.create_task(self._hold(first, requests, examine), name="replicate")
+        self._applying.add_done_callback(lambda _: self._moved.set())
+
+    def leave(self) -> None:
+        self._applying.cancel()
+
+    async def ended(self) -> None:
+        """Nobody may have the spool while something of ours is still applied to it."""
+        self._applying.cancel()
+        await asyncio.wait((self._applying,))
+
+    async def answers(self) -> AsyncGenerator[ReplicateResponse, None]:
+        while True:
+            while self._answers:
+                answer = self._answers[0]
+                await self._replica.local.durable(answer.ticket)
+                yield answer.response
+                self._answers.popleft()
+                self._room.set()
+            if self._applying.done():
+                break
+            self._moved.clear()
+            await self._moved.wait()
+        if not self._applying.cancelled():
+            self._applying.result()
+
+    async def _hold(
+        self, first: ReplicateRequest, requests: AsyncIterator[ReplicateRequest], examine: Examine | None
+    ) -> None:
+        replica = self._replica
+        closing = asyncio.ensure_future(replica.spool_slot.until_closed())
+        closing.add_done_callback(lambda _: self.leave())
+        try:
+            if examine is not None and replica.local.quarantined:
+                await examine(replica, self.route)
+            replica.following = True
+            await replica.local.mended()
+            await self._apply(first)
+            async for request in requests:
                 validation.validate_replicate_request(request)
-                response = await _applied(local, request)
-                if response is not None:
-                    yield response
-    finally:
-        local.roll_back()
-        replica.spool_slot.release()
+                await self._apply(request)
+                if len(self._answers) >= WINDOW:
+                    await self._taken()
+        finally:
+            closing.cancel()
+            replica.guest = None
+            replica.local.roll_back()
+            replica.spool_slot.release()
+
+    async def _taken(self) -> None:
+        """Wait until there is room for answers again."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while len(self._answers) >= WINDOW:
+                    self._room.clear()
+                    await self._room.wait()
+        except TimeoutError:
+            raise ReplicateStreamError(f"{self._replica.spec.name}: acknowledgements are not taken") from None
+
+    async def _apply(self, request: ReplicateRequest) -> None:
+        local = self._replica.local
+        if self._agreed and local.unconfirmed:
+            local.release()
+        if not request.HasField("proposal"):
+            await local.content_at(request.content, request.content_delta)
+            return
+        # To begin another fragment with no answer wanted is what a primary does when all is acknowledged.
+        local.holding = request.acknowledge
+        outcome, ticket = await local.propose(Fragment.from_proto(request.proposal), request.registers)
+        agreed = outcome is not Outcome.MISMATCH
+        if not request.acknowledge:
+            if not agreed:
+                raise ReplicateStreamError(f"{local.journal}: a proposal that the spool cannot adopt")
+            return
+        self._agreed = agreed
+        if agreed:
+            local.synchronised(self._revision)
+        self._answers.append(_Answer(ticket, ReplicateResponse() if agreed else _mismatch(self._replica)))
+        self._moved.set()
 
 
-async def _while_served(
-    requests: AsyncIterator[ReplicateRequest], replica: Replica
-) -> AsyncGenerator[ReplicateRequest, None]:
-    """The primary's requests, until its stream ends or we let the journal go, which waits for the spool."""
-    closing = asyncio.ensure_future(replica.spool_slot.until_closed())
-    arriving: asyncio.Future[ReplicateRequest | None] | None = None
-    try:
-        while not closing.done():
-            arriving = asyncio.ensure_future(_next(requests))
-            await asyncio.wait((arriving, closing), return_when=asyncio.FIRST_COMPLETED)
-            if not arriving.done() or (request := arriving.result()) is None:
-                return
-            yield request
-    finally:
-        closing.cancel()
-        if arriving is not None:
-            arriving.cancel()
-
-
-async def _next(requests: AsyncIterator[ReplicateRequest]) -> ReplicateRequest | None:
-    return await anext(requests, None)
+def _mismatch(replica: Replica) -> ReplicateResponse:
+    local = replica.local
+    response = ReplicateResponse(
+        status=Status.PROPOSAL_MISMATCH, fragment=local.fragment.to_proto(), registers=local.registers
+    )
+    response.registers.SetInParent()
+    return response
 
 
 async def _with_spool(
@@ -96,28 +206,23 @@ async def _with_spool(
         if resolution.replica is None:
             raise PenstockError(f"{resolution.journal}: this broker has stopped serving the journal")
         try:
+            await _evict(resolution.replica, first.header.route)
             await resolution.replica.spool_slot.acquire()
         except SlotClosedError:
+            await asyncio.sleep(0)
             continue
         return resolution.replica, resolution.header, Status.OK
 
 
-async def _applied(local: LocalSpool, request: ReplicateRequest) -> ReplicateResponse | None:
-    """Apply one request; the response, if one is wanted."""
-    if not request.HasField("proposal"):
-        await local.ready()
-        local.spool.content(request.content, request.content_delta)
-        return None
-    outcome, ticket = await local.propose(Fragment.from_proto(request.proposal), request.registers)
-    if outcome is Outcome.MISMATCH:
-        if not request.acknowledge:
-            raise ReplicateStreamError(f"{local.journal}: a proposal that the spool cannot adopt")
-        response = ReplicateResponse(
-            status=Status.PROPOSAL_MISMATCH, fragment=local.fragment.to_proto(), registers=local.registers
-        )
-        response.registers.SetInParent()
-        return response
-    if not request.acknowledge:
-        return None
-    await local.durable(ticket)
-    return ReplicateResponse()
+async def _evict(replica: Replica, route: Route) -> None:
+    """Have the spool let go by a primary of another route, be it elsewhere or ourselves."""
+    if replica.guest is not None and not equivalent(replica.guest.route, route):
+        replica.guest.leave()
+    if replica.pipeline is not None and not equivalent(replica.pipeline.route, route):
+        await replica.pipeline_slot.acquire()
+        try:
+            if replica.pipeline is not None and not equivalent(replica.pipeline.route, route):
+                replica.pipeline.close()
+                replica.pipeline = None
+        finally:
+            replica.pipeline_slot.release()

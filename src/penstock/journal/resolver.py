@@ -6,17 +6,31 @@ journals that it does not match as if they were not there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from penstock.base.errors import PenstockError
 from penstock.journal import keys, tokens
 from penstock.journal.claims import Claims
 from penstock.journal.keys import Assignment, MemberId
-from penstock.journal.keyspace import LocalKeySpace
+from penstock.journal.keyspace import Entry
 from penstock.journal.protocol import BrokerSpec, Header, JournalSpec, Route, Status
 from penstock.journal.replica import Replica
 from penstock.journal.suspension import FULL, PARTIAL
+
+
+class KeySpace(Protocol):
+    """What is read of a key space, be it a file of ours or etcd's."""
+
+    @property
+    def revision(self) -> int: ...
+
+    def get(self, key: str) -> Entry | None: ...
+
+    def under(self, prefix: str) -> Iterator[tuple[str, Entry]]: ...
+
+    async def wait_for_revision(self, revision: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +60,7 @@ class Resolver:
     """Reads the key space; nothing here changes it."""
 
     def __init__(
-        self, keyspace: LocalKeySpace, identity: Identity, replica_of: Callable[[str], Replica | None]
+        self, keyspace: KeySpace, identity: Identity, replica_of: Callable[[str], Replica | None]
     ) -> None:
         self._keyspace = keyspace
         self.identity = identity

@@ -25,6 +25,7 @@ from penstock.log.record import Record
 from penstock.log.schema import LatestSchemas
 from penstock.pipeline.definition import Pipeline, SinkNode
 from penstock.pipeline.editing import Editor
+from penstock.pipeline.engine import at_hand
 from penstock.pipeline.recompute import needs_spark, sink_node
 from penstock.pipeline.records import Replayed, Stepped
 from penstock.spark.single import Bury, Delivered, SingleDelivery
@@ -44,7 +45,7 @@ def step(editor: Editor, pipeline: Pipeline, sink: str, count: int, *, bury: boo
     if held.state.commit.watermark >= end:
         raise UsageError(f"sink '{sink}' has everything: its offset and the log's are both {end - 1}")
     keep = _bury(editor, pipeline.name, sink, held) if bury else None
-    with _delivery(editor, pipeline.name, node, steps, held, keep) as delivery:
+    with at_hand(pipeline), _delivery(editor, pipeline.name, node, steps, held, keep) as delivery:
         for record in reader.show(held.state.commit.watermark, end - 1):
             done = _stepped(sink, record, delivery.deliver_records([record]))
             editor.record(
@@ -79,7 +80,7 @@ def replay(editor: Editor, pipeline: Pipeline, letters: Sequence[DeadLetter]) ->
     dead = DeadLetters(editor.client, pipeline.name, editor.clock())
     for name, node in nodes.items():
         held = OffsetLog(editor.client, pipeline.name, name, editor.clock())
-        with _delivery(editor, pipeline.name, node, steps[name], held, None) as delivery:
+        with at_hand(pipeline), _delivery(editor, pipeline.name, node, steps[name], held, None) as delivery:
             for letter in letters:
                 if letter.sink == name:
                     yield _replayed(editor, pipeline.name, dead, delivery, letter, found[letter.number])

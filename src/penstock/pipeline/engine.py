@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.adaptors.lake import session as lake
 from penstock.pipeline.definition import Pipeline
 from penstock.pipeline.master import is_remote
 from penstock.spark.copying import ParallelCopier
@@ -43,9 +46,11 @@ class Engine:
     """Set by whoever has work for Spark that the sinks do not show: a large copy."""
     safe: Safe = field(init=False)
     """Where the tasks of sinks find their settings."""
+    starting: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.safe = Safe(None if self.elsewhere else self.scratch.parent / "sealed")
+        lake.provide(self.start)
 
     @property
     def elsewhere(self) -> bool:
@@ -61,9 +66,16 @@ class Engine:
         return ParallelCopier(directory, cores, lambda: self.spark, self.wanted.set)
 
     def start(self) -> SparkSession:
+        """Spark, started if it is not up yet; by whoever needs it first."""
+        with self.starting:
+            if self.spark is None:
+                self.spark = self._started()
+            return self.spark
+
+    def _started(self) -> SparkSession:
         from pyspark import cloudpickle
 
-        from penstock.spark.session import session
+        from penstock.spark.session import claim, session
         from penstock.spark.source import PenstockSource
 
         # A failing batch is the supervisor's to report, once, not py4j's with a traceback for each attempt.
@@ -71,8 +83,9 @@ class Engine:
         for module in self.pipeline.modules:
             cloudpickle.register_pickle_by_value(sys.modules[module])  # type: ignore[no-untyped-call]
         sealed = {f"spark.executorEnv.{name}": value for name, value in self.safe.variables().items()}
-        settings = {**_credentials(), **sealed, **self.settings}
-        self.spark = self.lent or session(
+        settings = lake.joined(_credentials(), sealed, *wanted(self.pipeline), self.settings)
+        claim(self.scratch)
+        spark = self.lent or session(
             app=f"penstock {self.pipeline.name}",
             master=self.master,
             cores=self.cores,
@@ -80,8 +93,8 @@ class Engine:
             settings=settings,
             scratch=self.scratch,
         )
-        self.spark.dataSource.register(PenstockSource)
-        return self.spark
+        spark.dataSource.register(PenstockSource)
+        return spark
 
     def alive(self) -> bool:
         """Whether the JVM still answers; it may have run out of memory, or been killed."""
@@ -94,6 +107,7 @@ class Engine:
             return False
 
     def stop(self) -> None:
+        lake.withdraw(self.start)
         try:
             if self.spark is not None and self.lent is None:
                 from penstock.spark.session import stop
@@ -101,6 +115,23 @@ class Engine:
                 stop(self.spark)
         finally:
             self.safe.clear()
+
+
+def wanted(pipeline: Pipeline) -> list[Mapping[str, str]]:
+    """The settings that the adaptors of a pipeline work with."""
+    adaptors = [pipeline.source_node.adaptor, *(node.adaptor for node in pipeline.sink_nodes)]
+    return [adaptor.spark_settings() for adaptor in adaptors]
+
+
+@contextmanager
+def at_hand(pipeline: Pipeline) -> Iterator[None]:
+    """For commands that are no run: an adaptor that works through Spark gets a session when it asks for one."""
+    with tempfile.TemporaryDirectory(prefix="penstock-spark-") as scratch:
+        engine = Engine(pipeline, Path(scratch) / "spark", cores=1)
+        try:
+            yield
+        finally:
+            engine.stop()
 
 
 def _credentials() -> dict[str, str]:

@@ -59,7 +59,8 @@ def empty_scratch(place: Place, given: Path | None, pipeline: str) -> Path:
     if given is not None:
         scratch = given.absolute() / f"penstock-{pipeline}-{place.directory.version().id[:12]}"
     shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(mode=0o700, parents=True)
+    # The JVM of a run that was killed may still write here, for a moment.
+    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     return scratch
 
 

@@ -31,7 +31,16 @@ from penstock.pipeline.planned import (
 from penstock.pipeline.remarks import remarks
 from penstock.pipeline.saving import max_lag_text, policy_text
 
-__all__ = ["Plan", "PlannedSink", "PlannedSource", "PlannedStep", "Remark", "make_plan", "shown_settings"]
+__all__ = [
+    "Plan",
+    "PlannedSink",
+    "PlannedSource",
+    "PlannedStep",
+    "Remark",
+    "arriving",
+    "make_plan",
+    "shown_settings",
+]
 
 _KEEP_NAMES = ("opfilter", "pretty")
 """Functions of whole messages that leave the namespace alone."""
@@ -115,6 +124,14 @@ def _planned_sink(node: SinkNode, read: tuple[str, ...] | None) -> PlannedSink:
         on_error=policy_text(node.on_error),
         max_lag=None if node.max_lag is None else max_lag_text(node.max_lag),
     )
+
+
+def arriving(node: SinkNode, read: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The names under which what is `read` arrives at a sink; None if they are not known."""
+    names = None if read is None else tuple(ns for ns in read if node.ns.matches(ns))
+    for step in node.steps:
+        names = _names_behind(step, names)
+    return names
 
 
 def _planned_steps(steps: Sequence[TransformNode], names: tuple[str, ...] | None) -> Iterator[PlannedStep]:

@@ -111,6 +111,7 @@ class SupervisedSink:
             bury=bury,
             done=self._batch_done,
             safe=around.safe or Safe(around.scratch / "sealed"),
+            options=around.options,
         )
         self._first = self.commit
         self._moved_to = self.commit.watermark

@@ -2,7 +2,7 @@
 
 1. Know the range [from, to) of the log: where the sink stands, and the end that Spark planned.
 2. Filter and transform (`transform.py`).
-3. Stage: tasks write under names of their own and report; no message body reaches this process.
+3. Stage (`staging.py`): tasks write under names of their own and report; no message body reaches this process.
 4. Decide: rows that Spark read must be all messages of the range, each delivered, dropped or refused. Where a
    refused message stops the sink, it ends the batch before it: what lies ahead of it is staged again and
    published, then the sink stops. Where it becomes a dead letter, it is kept as one, durably, before 5.
@@ -20,12 +20,12 @@ log, and at the next start it is delivered one message at a time (`single.py`), 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import shutil
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,42 +33,33 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.adaptors.base import Order, Publisher, Refusal, Sink, SinkPosition, Staged
+from penstock.adaptors.base import Publisher, Refusal, Sink, SinkPosition, Staged
 from penstock.base import faults
-from penstock.base.errors import CorruptError, PenstockError, RefusedError, UsageError
+from penstock.base.errors import CorruptError, RefusedError
 from penstock.base.secrets import mask
 from penstock.functions.chain import Step, StepCount
 from penstock.log.message import ByteOffset, MessageOffset
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.positions import LogPoint
+from penstock.spark.options import SourceOptions
 from penstock.spark.reach import Reach
 from penstock.spark.sealed import Safe
 from penstock.spark.single import Delivered, advanced, refuse_older_target
-from penstock.spark.tasks import SingleTask, StageTask, Task
-from penstock.spark.transform import (
-    BURIED_AT_ONCE,
-    REPORTED_REFUSALS,
-    Earlier,
-    FrameStep,
-    observed,
-    segments,
-    summed,
-)
-from penstock.spark.work import Work, highest, in_order, last_told, refusals_of, told_by
+from penstock.spark.staging import AccountError, Staging
+from penstock.spark.tasks import SingleTask, Task
+from penstock.spark.transform import BURIED_AT_ONCE, REPORTED_REFUSALS, FrameStep, segments, summed
+from penstock.spark.work import Work, highest, last_told, refusals_of, told_by
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from penstock.functions.chain import NamespaceMatcher
+    from penstock.spark.planning import RecordPlanner
 
 log = logging.getLogger(__name__)
 
 Bury = Callable[[int, Sequence[Refusal]], None]
 """Keeps refused messages among the dead letters of a generation of the sink; durable on return."""
-
-
-class AccountError(PenstockError):
-    """What Spark read is not what the log holds. Nothing of the batch was published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +94,25 @@ class BatchRunner:
         bury: Bury,
         done: Callable[[BatchReport], None],
         safe: Safe,
+        options: Mapping[str, str],
     ) -> None:
-        """`claim` takes the sink's offset log: at the start, and again whenever a task has had it."""
+        """`options` are those with which Spark reads the log.
+
+        `claim` takes the sink's offset log: at the start, and again whenever a task has had it.
+        """
         self._pipeline = pipeline
         self._name = sink_name
         self._sink = sink
         self._safe = safe
         safe.put(sink_name, sink)
         self._passes = segments(steps, accept)
+        self._read = SourceOptions.parse(dict(options))
         self._claim = claim
         self._reach = reach
         self._log_id = log_id
         self._scratch = scratch
         self._staging = sink.staging(scratch)
+        self._stages = Staging(sink_name, sink, self._passes, safe, self._read, self._staging)
         self._bury = bury
         self._done = done
         self._publisher: Publisher | None = None
@@ -124,7 +121,6 @@ class BatchRunner:
         self._checkpoint = Path()
         self._busy = threading.Lock()
         self._stopping = False
-        self._checked = False
         self.offsets = claim()
         self.at = LogPoint(MessageOffset(self.offsets.state.commit.watermark), ByteOffset(0))
         """Where the next batch begins."""
@@ -227,17 +223,25 @@ class BatchRunner:
     def catch_up(self, frame: DataFrame, end: LogPoint) -> None:
         """Deliver messages that the query will not give: those that compaction has set apart."""
         with self._busy:
-            self._range(frame, self.at, end, frame.count())
+            self._range(Work(frame, self.at, end, frame.count()))
             self.at = end
+
+    @functools.cached_property
+    def _planner(self) -> RecordPlanner:
+        """Made for the first batch: a run that has none does without the modules of Spark that it needs."""
+        from penstock.spark.planning import RecordPlanner
+
+        return RecordPlanner(self._read, stream=True)
 
     def _run(self, frame: DataFrame, batch_id: int) -> None:
         begin, end = self.at, planned_end(self._checkpoint, batch_id)
         if end.offset > begin.offset:
-            self._range(frame, begin, end, None)
+            ranges = self._planner.between(begin, end) if len(self._passes) == 1 else ()
+            self._range(Work(frame, begin, end, None, ranges=ranges))
         self.at = end
 
-    def _range(self, frame: DataFrame, begin: LogPoint, end: LogPoint, messages: int | None) -> None:
-        """Deliver [begin, end), which holds so many `messages`: all that there can be, if not given."""
+    def _range(self, work: Work) -> None:
+        begin, end = work.begin, work.end
         stands = self.offsets.state.commit.watermark
         if begin.offset != stands:
             raise AccountError(
@@ -248,15 +252,14 @@ class BatchRunner:
         careful = self.offsets.state.commit.careful
         if begin.offset < careful:
             stop = LogPoint(MessageOffset(min(end.offset, careful)), begin.byte)
-            self._singly(frame, begin, stop)
-            begin = stop
-            messages = None if messages is None else frame.where(f"offset >= {stop.offset}").count()
-        if begin.offset < end.offset:
-            self._in_bulk(frame, begin, end, messages)
+            self._singly(work.frame, begin, stop)
+            work = work.behind(stop)
+        if work.begin.offset < end.offset:
+            self._in_bulk(work)
 
-    def _in_bulk(self, frame: DataFrame, begin: LogPoint, end: LogPoint, messages: int | None) -> None:
+    def _in_bulk(self, work: Work) -> None:
         started = time.monotonic()
-        work = Work(frame, begin, end, messages)
+        begin = work.begin
         refused: Refusal | None = None
         tasks = self._staged(work)
         while refusals := refusals_of(tasks):
@@ -284,68 +287,8 @@ class BatchRunner:
         return told and by_functions and len(self._passes) == 1 and not multiplies
 
     def _staged(self, work: Work) -> list[Task]:
-        """Steps 2 to 4. Plans that keep the order of the log need no sort; others are staged anew, sorted.
-
-        Also where the sink asks for no order but a DataFrame function may have spread one message over tasks,
-        which would count it more than once.
-        """
-        tasks = self._stage(work, sort=False)
-        matters = self._sink.order is not Order.NONE or len(self._passes) > 1
-        if matters and not in_order(tasks):
-            tasks = self._stage(work, sort=True)
-        return sorted(tasks, key=lambda task: task.staged.first)
-
-    def _stage(self, work: Work, *, sort: bool) -> list[Task]:
-        from pyspark.sql import Observation
-        from pyspark.sql import functions as sf
-
-        begin, end = work.begin.offset, work.end.offset
-        directory = self._staging / f"{begin}-{end}-{uuid.uuid4().hex[:8]}"
-        directory.mkdir(mode=0o700, parents=True)
-        seen = Observation()
-        whole = work.messages_of()
-        frame = whole.observe(seen, sf.count(sf.lit(1)).alias("messages"))
-        earlier = self._earlier(frame, work.leave_out(self._acked()))
-        frame = earlier.frame
-        if sort:
-            # In one task, since a range sort would run the plan twice, and count twice what it reads.
-            frame = frame.repartition(1).sortWithinPartitions("offset")
-        leave_out = work.leave_out(self._acked()) if len(self._passes) == 1 else ()
-        task = StageTask(
-            self._passes[-1],
-            self._safe.sealed(self._name),
-            directory,
-            self._in_target,
-            self._name,
-            self._limit,
-            leave_out,
-        )
-        rows = frame.mapInArrow(task, "report STRING").collect()
-        read = observed(seen, "messages")
-        if read is None:  # a function that keeps nothing, which Spark found out without reading anything
-            read = whole.count()
-        if read != work.messages:
-            raise AccountError(
-                f"sink '{self._name}': the log holds {work.messages} messages in "
-                f"[{begin}, {end}), Spark read {read}; nothing of them was published"
-            )
-        tasks = [msgspec.json.decode(row[0], type=Task) for row in rows]
-        if len(self._passes) > 1:
-            tasks.append(told_by(earlier.seen(), self._limit))
-        self._refuse_made_up(tasks, begin, end)
-        return tasks
-
-    def _refuse_made_up(self, tasks: Sequence[Task], begin: int, end: int) -> None:
-        """A row that belongs to no message of the batch can be neither acknowledged nor buried, however often."""
-        told = {refusal.offset for task in tasks for refusal in task.staged.refused}
-        for task in tasks:
-            told |= {task.staged.first, task.staged.last} if task.staged.rows else set()
-        if strange := sorted(offset for offset in told if not begin <= offset < end):
-            raise UsageError(
-                f"sink '{self._name}': a function made up offset {strange[0]} in the batch [{begin}, {end}); "
-                "nothing of it was published",
-                hint="a function must leave the column offset as it is",
-            )
+        """Steps 2 to 4."""
+        return self._stages.stage(work, self._acked(), self._in_target, self._limit)
 
     @property
     def _limit(self) -> int:
@@ -353,11 +296,6 @@ class BatchRunner:
 
     def _acked(self) -> tuple[int, ...]:
         return self.offsets.state.commit.acked
-
-    def _earlier(self, frame: DataFrame, leave_out: Sequence[int]) -> Earlier:
-        earlier = Earlier(frame, self._passes, leave_out, self._limit, check=not self._checked)
-        self._checked = True
-        return earlier
 
     def _publish(self, tasks: Sequence[Task], work: Work, started: float) -> BatchReport:
         """Steps 5 and 6."""
@@ -438,14 +376,14 @@ class BatchRunner:
         work = frame.where(f"offset >= {begin} AND offset < {end}")
         refused: Refusal | None = None
         if len(self._passes) > 1:  # what functions before the last pass refuse is known only afterwards
-            earlier = self._earlier(work, self._acked())
+            earlier = self._stages.earlier(work, self._acked(), self._limit)
             earlier.frame.count()
             told = told_by(earlier.seen(), self._limit).staged.refused
             if told:
                 refused = told[0]
                 end = refused.offset
                 work = work.where(f"offset < {end}")
-        rows = self._earlier(work, ()).frame.repartition(1).sortWithinPartitions("offset")
+        rows = self._stages.earlier(work, (), self._limit).frame.repartition(1).sortWithinPartitions("offset")
         sealed = self._safe.sealed(self._name)
         task = SingleTask(
             self._passes[-1], self._pipeline, self._name, sealed, self._reach, self._log_id, self._scratch, end
@@ -453,12 +391,20 @@ class BatchRunner:
         assert self._publisher is not None
         self._publisher.close()
         try:
-            (answer,) = rows.mapInArrow(task, "report STRING").collect()
+            answer = self._in_one_task(rows, task)
         finally:
             self.offsets = self._claim()
         self._open(end)
-        delivered = msgspec.json.decode(answer[0], type=Delivered)
+        delivered = msgspec.json.decode(answer, type=Delivered)
         return delivered if delivered.refused is not None else dataclasses.replace(delivered, refused=refused)
+
+    def _in_one_task(self, rows: DataFrame, task: SingleTask) -> str:
+        """The report of a delivery; a sink that publishes through the session has it here, where the session is."""
+        if self._sink.through_spark:
+            (report,) = task(iter(rows.toArrow().to_batches()))
+            return str(report.column("report")[0].as_py())
+        (answer,) = rows.mapInArrow(task, "report STRING").collect()
+        return str(answer[0])
 
 
 def planned_end(checkpoint: Path, batch_id: int) -> LogPoint:

@@ -148,6 +148,11 @@ class RecordPlanner(Planner):
             self._planned = self._points(begin, stop.byte, Limits(None, None))
         return self._cut([point.byte for point in self._planned])
 
+    def between(self, begin: LogPoint, end: LogPoint) -> list[InputPartition]:
+        """The ranges of what lies between two places, for whoever has planned these."""
+        inner = self._borders(begin.byte, end.byte) if self._parts(end.byte - begin.byte) > 1 else []
+        return self._cut([begin.byte, *inner, end.byte])
+
     def batch(self) -> list[InputPartition]:
         """The log, and before it what compaction has kept if the read begins below the log."""
         first, last = self.log.first(), (1 << 63) - 1

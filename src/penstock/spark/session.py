@@ -42,6 +42,8 @@ from penstock.spark.jvm import Jvm, JvmFailedError, environment, joined, launch
 
 SPARK_HOME = Path(pyspark.__file__).parent
 
+_SETTINGS_FILE = "log4j2.properties"
+
 # A task is tried this often. `local[N]` alone would mean once: a dead Python worker would end the query.
 ATTEMPTS = 4
 
@@ -271,6 +273,15 @@ def _refuse_reserved(given: Mapping[str, str]) -> None:
             raise UsageError(f"the setting '{name}' cannot be given: {instead}")
 
 
+def claim(scratch: Path) -> None:
+    """Say that a directory is for sessions alone, whatever is in it.
+
+    The JVM of a run that was killed may write there for another moment, also where all was just removed.
+    """
+    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (scratch / _SETTINGS_FILE).touch()
+
+
 def _prepare(scratch: Path) -> _Places:
     """Empty directories for a new session; what a killed one left is removed."""
     if "," in str(scratch):
@@ -283,7 +294,7 @@ def _prepare(scratch: Path) -> _Places:
         home=scratch / "home",
         sockets=_socket_dir(scratch),
         log=scratch / "spark.log",
-        log_settings=scratch / "log4j2.properties",
+        log_settings=scratch / _SETTINGS_FILE,
         class_list=scratch / "classes.list",
         jvm_crash=scratch / "jvm-crash-%p.log",
     )

@@ -1,9 +1,10 @@
 """What the tasks of a batch do in Spark's workers, and what they tell (`batch.py` says when).
 
 A `StageTask` is the last pass over a partition: the functions behind the last DataFrame function, then the sink's
-stager. A `SingleTask` delivers a whole range by itself, one message at a time. Both are pickled, and find the settings
-of their sink where the runner has put them (`sealed.py`). A refused message is a result, not an exception, since Spark
-would retry a raised one four times.
+stager. Where there is no DataFrame function it is the only pass, and reads the log, too (`LogRead`). A `SingleTask`
+delivers a whole range by itself, one message at a time. Both are pickled, and find the settings of their sink where the
+runner has put them (`sealed.py`). A refused message is a result, not an exception, since Spark would retry a raised one
+four times.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from penstock.adaptors.base import Refusal, Stage, Staged
 from penstock.base import faults
 from penstock.functions.chain import StepCount
 from penstock.log.offsets import OffsetLog
+from penstock.spark.options import SourceOptions
 from penstock.spark.reach import Reach
 from penstock.spark.sealed import Sealed, discreet
 from penstock.spark.single import NO_DATA, Delivered, SingleDelivery
@@ -29,6 +31,7 @@ from penstock.spark.transform import Segment, highest_offsets, summed, without
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.datasource import InputPartition
 
     from penstock.functions.chain import Refused
 
@@ -40,6 +43,35 @@ class Task:
     staged: Staged
     counts: Mapping[str, StepCount] = field(default_factory=dict)
     more: bool = False
+    read: int = 0
+    """Rows that it was given, or has read itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogRead:
+    """Messages [begin, end) of the log, for tasks that read it themselves, a range each: no message passes the JVM."""
+
+    options: SourceOptions
+    ranges: Sequence[InputPartition]
+    begin: int
+    end: int
+
+    def rows(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The messages in the ranges of these numbers."""
+        from penstock.spark.formats import read_range
+
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                for rows in read_range(self.options, None, self.ranges[number], stream=True):
+                    yield self._within(rows)
+
+    def _within(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Those of the batch: in a range they are in the order of their offsets."""
+        import numpy as np
+
+        offsets = rows.column("offset").to_numpy()
+        first, last = np.searchsorted(offsets, [self.begin, self.end])
+        return rows.slice(first, last - first)
 
 
 class StageTask:
@@ -54,8 +86,11 @@ class StageTask:
         sink: str,
         limit: int,
         leave_out: Sequence[int],
+        reads: LogRead | None = None,
     ) -> None:
+        """What it is given are rows; or, if it `reads` the log itself, the numbers of ranges."""
         self._segment = segment
+        self._reads = reads
         self._sealed = sealed
         self._directory = directory
         self._skip_below = skip_below
@@ -79,13 +114,14 @@ class StageTask:
         report = dataclasses.replace(
             staged, refused=refused[: self._limit], namespaces={**staged.namespaces, **tally.namespaces}
         )
-        task = Task(report, tally.counts, more=tally.more or len(refused) > self._limit)
+        more = tally.more or len(refused) > self._limit
+        task = Task(report, tally.counts, more=more, read=tally.read)
         yield pa.RecordBatch.from_pydict({"report": [msgspec.json.encode(task).decode()]})
 
     def _rows(self, batches: Iterator[pa.RecordBatch], tally: _Tally) -> Iterator[pa.RecordBatch]:
         import pyarrow.compute as pc
 
-        for batch in batches:
+        for batch in batches if self._reads is None else self._reads.rows(batches):
             tally.count(batch)
             batch = without(batch, self._leave_out)
             nulls = batch.filter(pc.is_null(batch.column("data")))
@@ -107,8 +143,10 @@ class _Tally:
         self.refused: list[Refusal] = []
         self.counts: dict[str, StepCount] = {}
         self.more = False
+        self.read = 0
 
     def count(self, batch: pa.RecordBatch) -> None:
+        self.read += batch.num_rows
         for ns, offset in highest_offsets(batch).items():
             self.namespaces[ns] = max(offset, self.namespaces.get(ns, -1))
 

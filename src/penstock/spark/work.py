@@ -20,6 +20,7 @@ from penstock.spark.transform import Seen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.datasource import InputPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,20 @@ class Work:
     given: int | None
     """How many messages there are in the range, if it has holes."""
     dead: Mapping[int, Refusal] = field(default_factory=dict)
+    ranges: Sequence[InputPartition] = ()
+    """Where the messages lie, for tasks that read the log themselves; and others around them, maybe."""
 
     @property
     def messages(self) -> int:
         whole = self.end.offset - self.begin.offset
         return whole if self.given is None else self.given
+
+    def behind(self, begin: LogPoint) -> Work:
+        """The work that begins later."""
+        later = dataclasses.replace(self, begin=begin)
+        if self.given is None:
+            return later
+        return dataclasses.replace(later, given=later.messages_of().count())
 
     def until(self, offset: int) -> Work:
         """The work that ends before a message."""

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import msgspec
 
+from penstock.adaptors import tls
 from penstock.adaptors.elasticsearch import Elasticsearch
 from penstock.adaptors.needs import need
 from penstock.base.errors import AwayError, PenstockError, UsageError
@@ -61,7 +62,9 @@ class Client:
         port = f":{parts.port}" if parts.port else ""
         self._base = urlunsplit((parts.scheme, f"{parts.hostname}{port}", parts.path.rstrip("/"), "", ""))
         self._headers = _authorization(settings, parts.username, parts.password)
-        options: dict[str, Any] = {"ca_certs": settings.ca_file} if settings.ca_file else {}
+        options: dict[str, Any] = {}
+        if parts.scheme == "https":
+            options["ssl_context"] = tls.context(settings.ca_file, setting="ca_file")
         self._pool = urllib3.PoolManager(
             maxsize=2, retries=False, timeout=urllib3.Timeout(settings.timeout), **options
         )
@@ -79,9 +82,10 @@ class Client:
         try:
             found = self._pool.request(method, f"{self._base}{path}", body=content, headers=headers)
         except (urllib3.exceptions.SSLError, urllib3.exceptions.LocationParseError) as error:
-            raise UsageError(
+            wrong = UsageError(
                 f"{self._settings.shown}: {mask(str(error))}", hint="check the uri and `ca_file`"
-            ) from None
+            )
+            raise tls.untrusted(error, self._settings.shown, setting="ca_file") or wrong from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise AwayError(f"{self._settings.shown} does not answer: {mask(_reason(error))}") from None
         answer = Answer(found.status, found.data)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -50,6 +51,7 @@ from penstock.adaptors.elasticsearch.rows import (
 )
 from penstock.adaptors.parts import PartStager, read_parts
 from penstock.base.errors import AwayError, PenstockError, RefusedError, UsageError
+from penstock.log.values import ValuesError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
 PAUSES = (0.1, 0.4, 1.6, 3.2)
 """Seconds before items that found no room are sent again; after the last one the cluster counts as away."""
 
+_AUTO = "action.auto_create_index"
+_BLOCKS = ("index.blocks.write", "index.blocks.read_only", "index.blocks.read_only_allow_delete")
 _KEEP = "2m"
 _CONFLICT = 409
 """The server has a newer version: the message is older than what is there."""
@@ -71,13 +75,31 @@ class SearchSink(Sink):
     def __init__(self, settings: Elasticsearch) -> None:
         self._settings = settings
 
-    def inspect(self) -> Sequence[Finding]:
+    def inspect(self, namespaces: Sequence[str] | None = None) -> Sequence[Finding]:
         client = Client(self._settings)
         try:
             client.kind()
+            return [found for ns in namespaces or () for found in self._index(client, ns)]
         finally:
             client.close()
-        return ()
+
+    def _index(self, client: Client, ns: str) -> Iterator[Finding]:
+        """Whether the index of a namespace is there or will be, and takes documents."""
+        try:
+            index = index_of(self._settings, ns)
+        except ValuesError as error:
+            yield Finding(error.message, fatal=True)
+            return
+        answer = client.ask("GET", f"/{quote(index)}/_settings?flat_settings=true")
+        if answer.status == 404:
+            if ns not in self._settings.mappings and not _makes(client, index):
+                what = f"there is no index '{index}', and the cluster makes none of that name by itself"
+                yield Finding(what, f"PUT /{index}", fatal=True)
+            return
+        for told in answer.read(dict[str, _Settings]).values() if answer.status == 200 else ():
+            for block in [name for name in _BLOCKS if told.settings.get(name) == "true"]:
+                fix = f'PUT /{index}/_settings {{"{block}": null}}'
+                yield Finding(f"index '{index}' takes no documents: {block} is set", fix, fatal=True)
 
     def stager(self) -> Stager:
         return PartStager(Check(self._settings))
@@ -87,6 +109,21 @@ class SearchSink(Sink):
 
     def staging(self, scratch: Path) -> Path:
         return scratch
+
+
+def _makes(client: Client, index: str) -> bool:
+    """Whether an index of this name is made with its first document, by the cluster's settings."""
+    told = client.must("GET", "/_cluster/settings?include_defaults=true&flat_settings=true").read(_Cluster)
+    rule = next(
+        (found[_AUTO] for found in (told.transient, told.persistent, told.defaults) if _AUTO in found), "true"
+    )
+    for pattern in rule if isinstance(rule, list) else str(rule).split(","):
+        allowed, name = not pattern.startswith("-"), pattern.lstrip("+-").strip()
+        if name in ("true", "false"):
+            return name == "true"
+        if fnmatchcase(index, name):
+            return allowed
+    return False
 
 
 class Check:
@@ -249,6 +286,16 @@ class SearchPublisher(Publisher):
         place = f"'{self._name}' in the index '{self._settings.own_index}'"
         held = SinkPosition(known.log, known.generation, known.watermark)
         return continued(held, start, f"the target of {place}", "delete that document")
+
+
+class _Settings(msgspec.Struct):
+    settings: dict[str, Any]
+
+
+class _Cluster(msgspec.Struct):
+    persistent: dict[str, Any] = {}
+    transient: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
 
 
 class _Position(msgspec.Struct):

@@ -22,6 +22,7 @@ import msgspec
 
 from penstock.adaptors.base import Finding, Guarantee, Order, Publisher, Sink, SinkPosition, Staged, Stager
 from penstock.adaptors.http import Http
+from penstock.adaptors.http.client import pool, silent
 from penstock.adaptors.needs import need
 from penstock.adaptors.parts import PartStager, Row, read_parts, rows_of
 from penstock.base.errors import AwayError, PenstockError, RefusedError, UsageError
@@ -55,7 +56,7 @@ class HttpSink(Sink):
     def __init__(self, settings: Http) -> None:
         self._settings = settings
 
-    def inspect(self) -> Sequence[Finding]:
+    def inspect(self, namespaces: Sequence[str] | None = None) -> Sequence[Finding]:
         publisher = HttpPublisher(self._settings)
         try:
             publisher.open(SinkPosition("", 0, 0))
@@ -83,13 +84,8 @@ class HttpPublisher(Publisher):
     def open(self, start: SinkPosition) -> None:
         """Ask what the service allows, which changes nothing: it is there, and lets us in."""
         self.close()
-        settings, library = self._settings, need("urllib3", "http")
-        try:
-            self._pool = library.PoolManager(
-                timeout=library.Timeout(settings.timeout), retries=False, ca_certs=settings.ca or None
-            )
-        except OSError as error:
-            raise UsageError(f"cannot read the certificates: {error}", hint="see the setting 'ca'") from None
+        settings = self._settings
+        self._pool = pool(settings)
         status, _, text = self._request("OPTIONS", self._url("x"), b"", {})
         if status in (401, 403, 407):
             raise UsageError(f"{settings.place} answers {status}: {text}", hint="see 'token' and 'headers'")
@@ -176,7 +172,7 @@ class HttpPublisher(Publisher):
         try:
             answer = self._pool.request(method, url, body=body, headers=sent, redirect=False)
         except (library.exceptions.HTTPError, OSError) as error:
-            raise AwayError(f"{settings.place} does not answer: {mask(str(error))}") from None
+            raise silent(settings, error) from None
         text = mask(answer.data[:_SHOWN].decode(errors="replace").strip()) or str(answer.reason)
         asked = answer.headers.get("Retry-After", "")
         return answer.status, float(asked) if asked.isdigit() else None, text

@@ -26,6 +26,7 @@ from penstock.adaptors.base import Bad, Batch, Found, Inspection, Source, refuse
 from penstock.adaptors.documents import key_of
 from penstock.adaptors.formats.lines import fault
 from penstock.adaptors.http import Http
+from penstock.adaptors.http.client import pool, silent
 from penstock.adaptors.needs import need
 from penstock.base.errors import AwayError, PenstockError, UsageError
 from penstock.base.secrets import mask
@@ -63,8 +64,8 @@ class PollSource(Source):
         self._settings = settings
 
     def namespaces(self) -> Sequence[str]:
-        with self._pool() as pool:
-            self._page(pool, "")
+        with pool(self._settings) as connections:
+            self._page(connections, "")
         return [self._settings.ns]
 
     def inspect(self, accept: Callable[[str], bool]) -> Inspection:
@@ -80,13 +81,15 @@ class PollSource(Source):
         known = resume.get(ns)
         at = msgspec.convert(known.position, _Known) if known is not None else _Known()
         copying = known is None or known.mode is Mode.COPY
-        with self._pool() as pool:
+        with pool(self._settings) as connections:
             ahead: Page | None = None
             while not stop.is_set():
-                page, ahead = ahead or self._page(pool, at.cursor), None
+                page, ahead = ahead or self._page(connections, at.cursor), None
                 after = _after(page, at)
                 if copying and after.cursor != at.cursor:
-                    ahead = self._page(pool, after.cursor)  # so that the last page tells that it is the last
+                    ahead = self._page(
+                        connections, after.cursor
+                    )  # so that the last page tells that it is the last
                 if len(page.items) > at.taken:
                     last = ahead is None or not ahead.items or len(page.items) < at.page
                     yield self._batch(
@@ -123,14 +126,7 @@ class PollSource(Source):
         ns = self._settings.ns
         return Batch(messages, {ns: _position(after)}, [ns] if ends else (), bad=bad)
 
-    def _pool(self) -> urllib3.PoolManager:
-        settings, library = self._settings, need("urllib3", "http")
-        pool: urllib3.PoolManager = library.PoolManager(
-            timeout=library.Timeout(settings.timeout), retries=False, ca_certs=settings.ca or None
-        )
-        return pool
-
-    def _page(self, pool: urllib3.PoolManager, cursor: str) -> Page:
+    def _page(self, connections: urllib3.PoolManager, cursor: str) -> Page:
         settings, library = self._settings, need("urllib3", "http")
         url = settings.uri
         if cursor:
@@ -138,11 +134,11 @@ class PollSource(Source):
         headers = {"User-Agent": "penstock", "Accept": "application/json", **settings.headers}
         headers |= {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
         try:
-            answer = pool.request("GET", url, headers=headers, redirect=False, preload_content=False)
+            answer = connections.request("GET", url, headers=headers, redirect=False, preload_content=False)
             body = answer.read(settings.max_answer + 1)
             answer.release_conn()
         except (library.exceptions.HTTPError, OSError) as error:
-            raise AwayError(f"{settings.place} does not answer: {mask(str(error))}") from None
+            raise silent(settings, error) from None
         if len(body) > settings.max_answer:
             raise PenstockError(
                 f"{settings.place} answers with more than {settings.max_answer} bytes",

@@ -21,6 +21,7 @@ from penstock.base.secrets import mask
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Producer
     from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin._metadata import ClusterMetadata
 
 Client = TypeVar("Client")
 Key = TypeVar("Key")
@@ -67,6 +68,8 @@ class Trouble:
         self.down = False
 
     def __call__(self, error: KafkaError) -> None:
+        if error.name() == "_SSL" and "certificate" not in error.str():
+            return  # a broker that goes in the middle of a handshake is away, no more
         if error.name() in _RIGHTS:
             self.denied = error.str()
         elif error.name() == "_ALL_BROKERS_DOWN":
@@ -128,10 +131,19 @@ class Cluster:
             return AwayError(text)
         return PenstockError(text)
 
+    def listed(self, client: AdminClient | Consumer, what: str, trouble: Trouble) -> ClusterMetadata:
+        """The cluster as it tells of itself. `what` needs it, and is told where it cannot be had."""
+        with self.asking(what, trouble):
+            try:
+                return client.list_topics(timeout=self.settings.timeout)
+            except driver().KafkaException:
+                # What it says on the side is heard only now. A record that comes instead is read again: this ends here.
+                client.poll(0)
+                raise
+
     def topics(self, client: AdminClient | Consumer, trouble: Trouble) -> dict[str, list[int]]:
         """The partitions of all topics but Kafka's own and those in which sinks keep their positions."""
-        with self.asking("cannot list the topics", trouble):
-            found = client.list_topics(timeout=self.settings.timeout).topics
+        found = self.listed(client, "cannot list the topics", trouble).topics
         own = f"{self.settings.positions}."
         return {
             name: sorted(topic.partitions)

@@ -72,14 +72,20 @@ class KafkaSink(Sink):
         self._settings = settings
         self._limits: dict[str, Limits] = {}
 
-    def inspect(self) -> Sequence[Finding]:
+    def inspect(self, namespaces: Sequence[str] | None = None) -> Sequence[Finding]:
         cluster, trouble = Cluster(self._settings), Trouble()
         there = cluster.topics(cluster.admin(trouble), trouble)
-        if self._settings.create:
-            return ()
-        return [
-            Finding(f"topic '{topic}' is not there", f"kafka-topics.sh --create --topic {topic}", fatal=True)
-            for topic in sorted(set(self._settings.topics.values()) - there.keys())
+        writer, found = Writer(self._settings), []
+        topics = set(self._settings.topics.values()) if namespaces is None else set()
+        for ns in namespaces or ():
+            try:
+                topics.add(writer.topic(ns))
+            except UsageError as error:
+                found.append(Finding(error.message, error.hint, fatal=True))
+        make = f"kafka-topics.sh --bootstrap-server {self._settings.servers} --create --topic"
+        missing = sorted(topics - there.keys()) if not self._settings.create else []
+        return found + [
+            Finding(f"topic '{topic}' is not there", f"{make} {topic}", fatal=True) for topic in missing
         ]
 
     def stager(self) -> Stager:
@@ -131,8 +137,7 @@ class KafkaPublisher(Publisher):
         self._trouble = Trouble()
         self._limits.clear()
         self._admin = admin = self._cluster.admin(self._trouble)
-        with self._cluster.asking("cannot reach the brokers", self._trouble):
-            admin.list_topics(timeout=self._settings.timeout)
+        self._cluster.listed(admin, "cannot reach the brokers", self._trouble)
         kept_settings = {"cleanup.policy": "compact", "segment.ms": "3600000"}
         make_topic(self._cluster, admin, self._topic, self._trouble, kept_settings, partitions=1)  # 1
         try:

@@ -74,7 +74,14 @@ class Gathering:
             self._put(message, change)
 
     def batch(self, *, more: bool) -> Batch:
+        """All of it. If no `more` is to come of its transaction, the places that are within one leave it."""
         self._look_up()
+        for ns, place in self._places.items():
+            if place.within and not more:
+                place.within = False
+                self.moved.add(ns)
+            elif more and ns in self.moved and place.mode is Mode.SYNC:
+                place.within = True
         positions = {ns: self._places[ns].position(self._writer) for ns in self.moved}
         return Batch(self._messages, positions, more=more)
 

@@ -4,6 +4,8 @@
     {"token": "8263…", "time": [t, i]}                          behind it: the resume token of the last change
     {"token": "8263…", "time": [t, i], "until": [t, i]}         changes up to `until` may be in the copy already
 
+    … "within": true                                            and the next change is of the same transaction
+
 `time` is MongoDB's cluster time. Resume tokens are hexadecimal and sort in the order of the changes.
 """
 
@@ -42,6 +44,7 @@ class _Known(msgspec.Struct):
     time: Time | None = None
     token: str | None = None
     until: Time | None = None
+    within: bool = False
 
 
 @dataclass(slots=True)
@@ -60,6 +63,8 @@ class Place:
     """Of a copy of the documents that meet `where`: from where on all changes are read."""
     streamed: bool = False
     """Whether the stream that is open has served it from its beginning."""
+    within: bool = False
+    """Whether its last change is of a transaction that goes on."""
 
     @property
     def is_new(self) -> bool:
@@ -78,6 +83,8 @@ class Place:
                 position["token"] = self.mark.token
         if self.until is not None:
             position["until"] = list(self.until)
+        if self.within:
+            position["within"] = True
         return position
 
     def move(self, token: str, time: Time) -> None:
@@ -98,7 +105,7 @@ def resumed(ns: str, known: Resume) -> Place:
     found = msgspec.convert(known.position, _Known) if known.position else _Known()
     mark = _mark(found)
     if known.mode is not Mode.COPY:
-        return Place(ns, Mode.SYNC, mark, until=found.until)
+        return Place(ns, Mode.SYNC, mark, until=found.until, within=found.within)
     after: tuple[Any, ...] = ()
     if "after" in known.position:
         text = msgspec.json.encode({"_id": known.position["after"]})

@@ -86,10 +86,14 @@ class MongoSink(Sink):
         self._settings = settings
         self.guarantee = Guarantee.EXACTLY_ONCE if settings.transactions else Guarantee.AT_LEAST_ONCE
 
-    def inspect(self) -> Sequence[Finding]:
-        findings = []
+    def inspect(self, namespaces: Sequence[str] | None = None) -> Sequence[Finding]:
+        from penstock.adaptors.mongodb.sink_inspect import findings_of
+
+        findings: list[Finding] = []
         with connected(self._settings) as client:
             about = client.admin.command("isMaster")
+            if namespaces is not None:
+                findings += findings_of(client, self._settings, namespaces)
         if self._settings.transactions:
             if "setName" not in about and about.get("msg") != "isdbgrid":
                 findings.append(

@@ -113,19 +113,20 @@ class MongoSource(Source):
                 reading.close()
 
     def _run(self, reading: _Reading) -> Iterator[Batch]:
-        """Ranges of copies and changes by turns, so that neither waits for the other."""
+        """Ranges of copies and changes by turns, so that neither waits for the other.
+
+        Of a transaction the log may have a part, from a run before: then its rest comes first.
+        """
         copy: Iterator[Batch] = iter(())
         while not reading.stop.is_set():
-            batch = next(copy, None)
-            if batch is None:
-                place = reading.next_copy()
-                if place is not None:
-                    copy = self._copy(reading, place)
-                    continue
-                if not self._settings.tail:
-                    return
-            else:
+            batch = next(copy, None) if not reading.inside else None
+            if batch is not None:
                 yield batch
+            elif not reading.inside and (place := reading.next_copy()) is not None:
+                copy = self._copy(reading, place)
+                continue
+            elif not self._settings.tail:
+                return
             if self._settings.tail:
                 came = False
                 for changes in reading.follow(FAIR if batch is not None else None):
@@ -175,6 +176,14 @@ class _Reading:
         self._feeds: dict[str, Feed] = {}
         self._served: frozenset[str] = frozenset()
         self._looked = self._told = time.monotonic()
+        within = [place.mark for place in places.values() if place.within and place.mark]
+        self._awaited = max((mark.token or "" for mark in within), default="")
+        """The last change that the log has of a transaction whose rest has not come yet."""
+
+    @property
+    def inside(self) -> bool:
+        """Whether the log has a part of a transaction and not its end: nothing else may come between."""
+        return self._settings.tail and any(place.within for place in self._places.values())
 
     def discover(self) -> None:
         """Find collections that nobody knows yet; they are copied. The time is taken before any of them is read."""
@@ -203,10 +212,12 @@ class _Reading:
         try:
             self._serve()
             for ns, feed in list(self._feeds.items()):
+                if self.inside and ns and not self._places[ns].within:
+                    continue
                 yield from self._drain(feed, limit)
                 if self._feeds.get(ns) is not feed:
                     return
-            if time.monotonic() - self._told >= KEEP:
+            if time.monotonic() - self._told >= KEEP and not self.inside:
                 yield from self._keep()
         except StreamLostError as error:
             followed = sorted(ns for ns, place in self._places.items() if place.mode is Mode.SYNC)
@@ -238,6 +249,8 @@ class _Reading:
         self._served = frozenset(followed)
 
     def _drain(self, feed: Feed, limit: int | None) -> Iterator[Batch]:
+        """What a stream has now. If told to stop, what is not in a batch yet may be a part of a transaction: it comes
+        again."""
         gathering = self._gathering()
         given = 0
         while not self.stop.is_set():
@@ -245,16 +258,19 @@ class _Reading:
             if change is None:
                 break
             if gathering.is_full:
-                yield gathering.batch(more=gathering.is_of(change.transaction))
+                yield gathering.batch(more=gathering.is_of(change.transaction) or bool(self._awaited))
                 gathering = self._gathering()
                 given += 1
             gathering.add(change)
+            self._awaited = "" if change.token > self._awaited else self._awaited
             self.lag = max(0.0, time.time() - change.ts / 1e6)
             if limit is not None and given >= limit and not gathering.is_of(change.transaction):
                 break
-        if gathering.moved:
-            yield gathering.batch(more=False)
-        elif not self.stop.is_set():
+        if self.stop.is_set():
+            return
+        if gathering.moved or (self.inside and not self._awaited):
+            yield gathering.batch(more=bool(self._awaited))
+        else:
             self.lag = 0.0
 
     def _gathering(self) -> Gathering:

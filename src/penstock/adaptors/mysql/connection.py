@@ -8,13 +8,13 @@ for being slow, and notices within a minute that its server is gone.
 from __future__ import annotations
 
 import socket
-import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from penstock.adaptors import tls
 from penstock.adaptors.needs import need
 from penstock.base import secrets
 from penstock.base.errors import AwayError, PenstockError, UsageError
@@ -122,10 +122,7 @@ class Server:
         """Where TLS is wanted, certificate and host name are checked."""
         if not (self.tls or self.ca):
             return {}
-        try:
-            return {"ssl": ssl.create_default_context(cafile=self.ca or None)}
-        except OSError as error:
-            raise UsageError(f"cannot read the certificates in '{self.ca}': {error}") from None
+        return {"ssl": tls.context(self.ca)}
 
     @contextmanager
     def telling(self, what: str) -> Iterator[None]:
@@ -134,8 +131,10 @@ class Server:
         try:
             yield
         except pymysql.MySQLError as error:
-            raise self.error(what, error) from error
+            raise tls.untrusted(error, str(self)) or self.error(what, error) from error
         except (OSError, EOFError) as error:
+            if distrust := tls.untrusted(error, str(self)):
+                raise distrust from None
             raise AwayError(secrets.mask(f"{what}: {self}: {error}")) from error
 
     def error(self, what: str, error: Exception) -> PenstockError:

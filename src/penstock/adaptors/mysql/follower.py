@@ -1,7 +1,9 @@
 """Follows the binlog for all namespaces that are past their copy, and makes batches of what it says.
 
 A batch holds whole transactions, as many as have come; a transaction that is larger than a batch is told in several,
-with `more` on all but the last. After each, positions say where to go on, within a transaction too.
+with `more` on all but the last. After each, positions say where to go on, within a transaction too. While the log has
+a part of a transaction and not its end, the follower is `inside`: then nothing else may be given, and what it gives
+itself says `more`. The end comes in a batch, if only with positions.
 
 **Columns as they were.** With `binlog_row_metadata=FULL` each row event comes with the names and types of its
 columns. Without, the columns of a table are those of its copy, carried in its position, until a statement changes
@@ -65,6 +67,8 @@ class _Gathered:
     positions: dict[str, Position] = field(default_factory=dict)
     whole: int = 0
     size: int = 0
+    ends: bool = False
+    """Whether a transaction ends here of which the log has a part."""
 
     @property
     def full(self) -> bool:
@@ -114,6 +118,11 @@ class Follower:
             self._rewind()
         self.followed[namespace.ns] = namespace
 
+    @property
+    def inside(self) -> bool:
+        """Whether the log has a part of a transaction and not its end, be it from an earlier run."""
+        return any(one.part is not None for one in self.followed.values())
+
     def _rewind(self) -> None:
         """What was read of an open transaction is read again; `part` keeps what the log has of it."""
         self.close()
@@ -135,7 +144,7 @@ class Follower:
                 self._open, self._ts, self._seen = item.transaction, item.micros, Counter()
             elif isinstance(item, Ends):
                 self._end(item)
-                if self._gathered.full or self._stream.idle:
+                if self._gathered.full or self._gathered.ends or self._stream.idle:
                     yield from self._flush()
             elif isinstance(item, Says):
                 self._says(item)
@@ -160,13 +169,11 @@ class Follower:
             self.place = replace(self.place, begun=self._stream.begun)
         self._open = None
         self._gathered.whole = len(self._gathered.messages)
-        for ns in self._seen:
-            one = self.followed.get(ns)
-            if one is not None:
-                one.part = None
         for one in self.followed.values():
             if one.part is not None and one.part[0] == item.transaction.name:
                 one.part = None
+                self._gathered.ends = True
+                self._gathered.touched.add(one.ns)
             if one.ahead is not None or one.stretches:
                 one.passed(self.place)
         looked, self._looked = self._looked, []
@@ -223,7 +230,7 @@ class Follower:
             self._note_parts()
         rest = [] if more else gathered.messages[gathered.whole :]
         messages = gathered.messages if more else gathered.messages[: gathered.whole]
-        if not messages and not gathered.positions:
+        if not messages and not gathered.positions and not gathered.ends:
             return
         left = {message.ns for message in rest}
         positions = {ns: self.followed[ns].position(place) for ns in gathered.touched if ns in self.followed}
@@ -231,7 +238,8 @@ class Follower:
             told = {message.ns for message in messages}
             positions = {ns: position for ns, position in positions.items() if ns in told}
         self._gathered = _Gathered(rest, {}, left, {}, 0, sum(len(message.data) for message in rest))
-        yield Batch(messages, {**positions, **gathered.positions}, schemas=gathered.schemas, more=more)
+        positions |= gathered.positions
+        yield Batch(messages, positions, schemas=gathered.schemas, more=more or self.inside)
 
     def _note_parts(self) -> None:
         """Of the open transaction, the log will have so many messages of each namespace."""
@@ -245,7 +253,7 @@ class Follower:
     def _tell(self) -> Iterator[Batch]:
         """Have the log know how far namespaces without changes are, so that binlogs may go that nobody needs."""
         now = time.monotonic()
-        if self._open is not None or self.place is None or now - self._told < TELL_EVERY:
+        if self._open is not None or self.inside or self.place is None or now - self._told < TELL_EVERY:
             return
         self._told = now
         self.behind = 0.0 if self._stream is not None and self._stream.idle else self.behind

@@ -92,9 +92,11 @@ class MySqlSink(Sink):
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def inspect(self) -> Sequence[Finding]:
+    def inspect(self, namespaces: Sequence[str] | None = None) -> Sequence[Finding]:
+        from penstock.adaptors.mysql.sink_inspect import findings
+
         with self._options.server.connect() as session:
-            return _findings(session)
+            return findings(session, self._options, namespaces)
 
     def stager(self) -> Stager:
         return PartStager(_Check(self._options))
@@ -104,22 +106,6 @@ class MySqlSink(Sink):
 
     def staging(self, scratch: Path) -> Path:
         return scratch
-
-
-def _findings(session: Session) -> list[Finding]:
-    found = []
-    durable = session.variable("innodb_flush_log_at_trx_commit")
-    if durable not in (None, "1"):
-        found.append(
-            Finding(
-                "a loss of power may cost the server what it has committed: innodb_flush_log_at_trx_commit is "
-                f"{durable}",
-                "SET GLOBAL innodb_flush_log_at_trx_commit = 1",
-            )
-        )
-    if session.variable("read_only") == "ON":
-        found.append(Finding("the server is read only", "SET GLOBAL read_only = OFF", fatal=True))
-    return found
 
 
 class _Check:

@@ -126,7 +126,9 @@ class _Reading:
         try:
             self._sort_out()
             while not self._stop.is_set():
-                if self._wanted:
+                if self._follower is not None and self._follower.inside:
+                    yield from self._follow(self._follower, WAIT)
+                elif self._wanted:
                     yield from self._copy(self._wanted[0])
                     if self._stop.is_set():
                         return
@@ -134,7 +136,7 @@ class _Reading:
                 elif self._follower is None:
                     return
                 elif self._follower.followed:
-                    yield from self._follower.poll(WAIT)
+                    yield from self._follow(self._follower, WAIT)
                 else:
                     self._stop.wait(WAIT)
                     self._look()
@@ -142,6 +144,12 @@ class _Reading:
             self._source.progress(None)
             if self._follower is not None:
                 self._follower.close()
+
+    def _follow(self, follower: Follower, patience: float) -> Iterator[Batch]:
+        """What has come; a transaction that is begun is read to its end, before a copy has its turn."""
+        yield from follower.poll(patience)
+        while follower.inside and not self._stop.is_set():
+            yield from follower.poll(WAIT)
 
     def _accept(self, ns: str) -> bool:
         database = self._source.server.database
@@ -188,7 +196,7 @@ class _Reading:
                 yield batch
                 follower = self._follower
                 if follower is not None and follower.followed and time.monotonic() - looked > DUE:
-                    yield from follower.poll(0)
+                    yield from self._follow(follower, 0)
                     looked = time.monotonic()
         finally:
             snapshot.close()

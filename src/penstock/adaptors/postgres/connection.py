@@ -6,6 +6,8 @@ are set to; it cannot be ended for being idle, and it notices within a minute th
 
 from __future__ import annotations
 
+import select
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,12 +81,33 @@ class Server:
         psycopg = need("psycopg", EXTRA)
         parameters = {**self._parameters(), "options": _options(), "replication": "database"}
         conninfo = psycopg.conninfo.make_conninfo(self.uri, **parameters)
-        connection: PGconn = psycopg.pq.PGconn.connect(conninfo.encode())
+        connection: PGconn = psycopg.pq.PGconn.connect_start(conninfo.encode())
+        if not self._come_up(connection):
+            connection.finish()
+            raise AwayError(f"cannot connect to {self}: no answer within {self.timeout:g} s")
         if connection.status != psycopg.pq.ConnStatus.OK:
             what = connection.error_message.decode("utf-8", "replace").strip()
             connection.finish()
             raise self.connection_error(what)
         return connection
+
+    def _come_up(self, connection: PGconn) -> bool:
+        """Wait until a connection is made or refused; False if neither happens in time.
+
+        libpq's own way to wait would have all threads of this process wait with it.
+        """
+        pq = need("psycopg.pq", EXTRA)
+        events = {pq.PollingStatus.READING: select.POLLIN, pq.PollingStatus.WRITING: select.POLLOUT}
+        deadline = time.monotonic() + max(2.0, self.timeout)
+        while connection.status != pq.ConnStatus.BAD:
+            wanted = events.get(connection.connect_poll())
+            if wanted is None:
+                return True
+            ready = select.poll()
+            ready.register(connection.socket, wanted)
+            if not ready.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                return False
+        return True
 
     def arrow_uri(self) -> str:
         """For a driver that takes nothing but a uri."""
@@ -154,8 +177,13 @@ _REFUSALS = (
             "invalid port",
             "invalid integer",
             "does not support SSL",
+            "invalid sslmode",
         ),
         None,
+    ),
+    (
+        ("certificate", "SSL required", "no encryption"),
+        "see `sslmode`, `sslrootcert`, `sslcert` and `sslkey` in the uri",
     ),
 )
 

@@ -68,10 +68,10 @@ class PostgresSink(Sink):
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def inspect(self) -> Sequence[Finding]:
+    def inspect(self, namespaces: Sequence[str] | None = None) -> Sequence[Finding]:
         from penstock.adaptors.postgres.sink_inspect import findings
 
-        return findings(self._named())
+        return findings(self._named(), namespaces)
 
     def stager(self) -> Stager:
         return PostgresStager(self._named())

@@ -1,19 +1,20 @@
 """What stands in the way of writing a PostgreSQL database, for `plan`: with the statement that mends it.
 
-The sink does not know before a run which tables it will write. So it looks at all tables of the schemas that it may
-write to, and tells what would matter if a message came for one.
+Where the namespaces are known that will come, their tables are looked at: that they are there, and may be written.
+Where they are not, all tables of the schemas that the settings name are, and what would matter if a message came
+for one is told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from penstock.adaptors.base import Finding
 from penstock.adaptors.postgres.sink_session import connect, quoted, telling
 from penstock.adaptors.postgres.sink_stage import Options
-from penstock.adaptors.postgres.sink_table import Name, Table, has_schema, tables_of
+from penstock.adaptors.postgres.sink_table import Name, Table, has_schema, name_of, tables_of
 
 if TYPE_CHECKING:
     import psycopg
@@ -22,17 +23,33 @@ MOST = 200
 """Tables that are looked at."""
 
 
-def findings(options: Options) -> Sequence[Finding]:
+def findings(options: Options, namespaces: Sequence[str] | None) -> Sequence[Finding]:
     """Connects, changes nothing."""
     with (
         closing(connect(options.uri, f"penstock {options.name} plan", options.timeout)) as connection,
         telling("cannot look at the target"),
     ):
-        found = [*_own_schema(connection, options), *_schema(connection, options)]
-        names = _tables(connection, options)
-        for table in tables_of(connection, names).values():
-            found += _table(connection, options, table)
+        schemas = {options.schema, *dict(options.schemas).values()}
+        wanted: list[Name] = []
+        if namespaces is not None:
+            wanted = sorted({name_of(ns, options.schema, dict(options.schemas)) for ns in namespaces})
+            schemas = {name.schema for name in wanted}
+        found = [*_own_schema(connection, options), *_schema(connection, options, schemas)]
+        names = wanted if namespaces is not None else _tables(connection, options)
+        tables = tables_of(connection, names)
+        if not options.create_tables:
+            found += [_missing(name) for name in wanted if name not in tables]
+        for _, table in sorted(tables.items(), key=lambda item: item[0]):
+            found += _table(connection, options, table, certain=namespaces is not None)
         return found
+
+
+def _missing(name: Name) -> Finding:
+    return Finding(
+        f"there is no table {name}",
+        f"set create_tables=True, or make it: CREATE TABLE {name.sql} (…)",
+        fatal=True,
+    )
 
 
 def _one(connection: psycopg.Connection[Any], query: str, *values: object) -> Any:
@@ -62,12 +79,16 @@ def _own_schema(connection: psycopg.Connection[Any], options: Options) -> Iterat
             )
 
 
-def _schema(connection: psycopg.Connection[Any], options: Options) -> Iterator[Finding]:
+def _schema(
+    connection: psycopg.Connection[Any], options: Options, schemas: Collection[str]
+) -> Iterator[Finding]:
     role = quoted(_one(connection, "SELECT current_user"))
-    for schema in sorted({options.schema, *dict(options.schemas).values()}):
+    may_make = _one(connection, "SELECT has_database_privilege(current_database(), 'CREATE')")
+    for schema in sorted(schemas):
         if not has_schema(connection, schema):
-            if not options.create_tables:
-                yield Finding(f"there is no schema {schema}", f"CREATE SCHEMA {quoted(schema)}")
+            if not options.create_tables or not may_make:
+                owner = f" AUTHORIZATION {role}" if options.create_tables else ""
+                yield Finding(f"there is no schema {schema}", f"CREATE SCHEMA {quoted(schema)}{owner}")
             continue
         for right in ("USAGE", "CREATE") if options.create_tables else ("USAGE",):
             if not _one(connection, "SELECT has_schema_privilege(%s, %s)", schema, right):
@@ -89,8 +110,14 @@ def _tables(connection: psycopg.Connection[Any], options: Options) -> list[Name]
     return [Name(*row) for row in rows]
 
 
-def _table(connection: psycopg.Connection[Any], options: Options, table: Table) -> Iterator[Finding]:
+def _table(
+    connection: psycopg.Connection[Any], options: Options, table: Table, *, certain: bool
+) -> Iterator[Finding]:
+    """`certain` if it will be written, and not only may be."""
     name = table.name.sql
+    if table.kind not in ("r", "p"):
+        yield Finding(f"{table.name} is no table that rows can be put into", fatal=certain)
+        return
     role = quoted(_one(connection, "SELECT current_user"))
     wanted = ["SELECT", "INSERT", "UPDATE", "DELETE"] if options.mode == "upsert" else ["INSERT"]
     lacks = [
@@ -100,7 +127,17 @@ def _table(connection: psycopg.Connection[Any], options: Options, table: Table) 
     ]
     if lacks:
         rights = ", ".join(lacks)
-        yield Finding(f"no right {rights} on table {table.name}", f"GRANT {rights} ON {name} TO {role}")
+        # Without the right to delete, everything goes well up to the first delete.
+        fatal = certain and lacks != ["DELETE"]
+        yield Finding(
+            f"no right {rights} on table {table.name}", f"GRANT {rights} ON {name} TO {role}", fatal
+        )
+    owns = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = %s"
+    if options.add_columns and not _one(connection, owns, table.oid):
+        yield Finding(
+            f"columns cannot be added to table {table.name}: it belongs to another role",
+            f"ALTER TABLE {name} OWNER TO {role}",
+        )
     if options.mode == "append":
         return
     if not table.key:

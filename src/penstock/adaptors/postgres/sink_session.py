@@ -59,7 +59,7 @@ def connect(uri: str, name: str, timeout: float) -> psycopg.Connection[Any]:
             tcp_user_timeout=60_000,
         )  # fmt: skip
     except driver.Error as error:
-        raise _cannot_connect(error) from None
+        raise _cannot_connect(uri, error) from None
     try:
         _set_up(connection)
     except driver.Error as error:
@@ -84,11 +84,11 @@ def _set_up(connection: psycopg.Connection[Any]) -> None:
     connection.execute(f"SELECT {_PATH}, {chosen}")
 
 
-def _cannot_connect(error: Exception) -> PenstockError:
-    text = mask(" ".join(str(error).split()))
+def _cannot_connect(uri: str, error: Exception) -> PenstockError:
+    text, place = mask(" ".join(str(error).split())), mask(uri.partition("?")[0])
     if _WRONG.search(text):
-        return UsageError(f"cannot connect to PostgreSQL: {text}", hint="see the setting 'uri'")
-    return AwayError(f"cannot connect to PostgreSQL: {text}")
+        return UsageError(f"cannot connect to {place}: {text}", hint="see the setting 'uri'")
+    return AwayError(f"cannot connect to {place}: {text}")
 
 
 def meaning(error: psycopg.Error, what: str) -> PenstockError:

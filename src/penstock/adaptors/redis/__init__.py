@@ -33,7 +33,10 @@ class Redis(Adaptor):
     writes: ClassVar[bool] = True
     extra: ClassVar[str] = "redis"
 
-    uri: str = setting("the server", example="redis://:${REDIS_PASSWORD}@localhost:6379/0")
+    uri: str = setting("the server; rediss:// for TLS", example="redis://:${REDIS_PASSWORD}@localhost:6379/0")
+    ca: str = setting("TLS: a file with the certificates to trust; if not given, the machine's", default="")
+    certificate: str = setting("TLS: a file with the client's certificate", default="")
+    private_key: str = setting("TLS: a file with its key", default="")
     timeout: float = setting("seconds to wait for an answer", default=10.0)
     tail: bool = setting("source: go on with entries that come later", default=False)
     json_field: str = setting(
@@ -68,6 +71,10 @@ class Redis(Adaptor):
             raise ValueError("setting 'uri': expected redis://:PASSWORD@HOST:PORT/DATABASE")
         if parts.password:
             secrets.register(parts.password)
+        if bool(self.certificate) != bool(self.private_key):
+            raise ValueError("settings 'certificate' and 'private_key': expected both or none")
+        if self.ca and parts.scheme != "rediss":
+            raise ValueError("setting 'ca': expected rediss:// in the setting 'uri'")
         for name in ("timeout", "poll_interval"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"setting '{name}': expected more than 0")

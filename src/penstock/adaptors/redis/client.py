@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from penstock.adaptors import tls
 from penstock.adaptors.needs import need
 from penstock.adaptors.redis import Redis
 from penstock.base.errors import AwayError, PenstockError, UsageError
@@ -42,11 +43,24 @@ def connected(settings: Redis) -> redis.Redis:
     client: redis.Redis = library.Redis.from_url(
         settings.uri, protocol=2, decode_responses=False, socket_timeout=settings.timeout,
         socket_connect_timeout=settings.timeout, socket_keepalive=True,
-        retry=retry.Retry(need("redis.backoff", "redis").NoBackoff(), 0),
+        retry=retry.Retry(need("redis.backoff", "redis").NoBackoff(), 0), **_tls(settings),
     )  # fmt: skip
     for command in ("XREAD", "XINFO STREAM", "XRANGE", "EVALSHA"):
         client.set_response_callback(command, _as_it_is)
     return client
+
+
+def _tls(settings: Redis) -> dict[str, object]:
+    """Certificate and host name are checked, whatever the version of the driver does by itself."""
+    if not settings.uri.startswith("rediss:"):
+        return {}
+    tls.context(settings.ca, settings.certificate, settings.private_key)  # names the file that cannot be read
+    files = {
+        "ssl_ca_certs": settings.ca,
+        "ssl_certfile": settings.certificate,
+        "ssl_keyfile": settings.private_key,
+    }
+    return {"ssl_cert_reqs": "required", "ssl_check_hostname": True, **{k: v for k, v in files.items() if v}}
 
 
 def ask(client: redis.Redis | redis.client.Pipeline, *words: str | bytes | int) -> object:
@@ -65,6 +79,8 @@ def asking(settings: Redis, what: str) -> Iterator[None]:
     except (errors.ConnectionError, errors.TimeoutError, OSError) as error:
         # Being denied is a kind of connection error, as is a server that starts.
         denied = isinstance(error, errors.AuthenticationError | errors.AuthorizationError)
+        if distrust := tls.untrusted(error, at):
+            raise distrust from None
         text = f"{what} at {at}: {mask(str(error))}"
         if denied:
             raise UsageError(text, hint="see the password in the setting 'uri'") from None

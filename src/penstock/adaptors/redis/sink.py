@@ -99,7 +99,7 @@ class RedisSink(Sink):
     def __init__(self, settings: Redis) -> None:
         self._settings = settings
 
-    def inspect(self) -> Sequence[Finding]:
+    def inspect(self, namespaces: Sequence[str] | None = None) -> Sequence[Finding]:
         client = connected(self._settings)
         try:
             with asking(self._settings, "cannot ask the server"):

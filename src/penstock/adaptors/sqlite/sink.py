@@ -81,26 +81,10 @@ class SqliteSink(Sink):
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def inspect(self) -> Sequence[Finding]:
-        """Of a database that is there: whether it is one, and tables that can only be added to."""
-        if not self._options.path.exists():
-            return (
-                []
-                if self._options.create_tables
-                else [Finding(f"{self._options.path} is not there", fatal=True)]
-            )
-        with _telling(self._options.path), closing(_connect(self._options.path, write=False)) as connection:
-            rows = connection.execute(
-                "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
-            )
-            tables = [table for (name,) in rows.fetchall() if (table := _table(connection, name)) is not None]
-        return [
-            Finding(
-                f"table {table.target.name} has no primary key: it takes inserts, and refuses updates and deletes"
-            )
-            for table in tables
-            if not table.target.key and table.target.name != POSITIONS
-        ]
+    def inspect(self, namespaces: Sequence[str] | None = None) -> Sequence[Finding]:
+        from penstock.adaptors.sqlite.sink_inspect import findings
+
+        return findings(self._options, namespaces)
 
     def stager(self) -> Stager:
         return PartStager(partial(_check, self._options))
@@ -129,9 +113,9 @@ def _check(options: Options, batch: pa.RecordBatch) -> Sequence[Refusal]:
     if not options.path.exists():
         return []
     refused: dict[int, Refusal] = {}
-    with _telling(options.path), closing(_connect(options.path, write=False)) as connection:
+    with telling(options.path), closing(connect(options.path, write=False)) as connection:
         tables = {
-            ns: _table(connection, ns, options.unknown_fields) for ns in set(batch.column("ns").to_pylist())
+            ns: table_of(connection, ns, options.unknown_fields) for ns in set(batch.column("ns").to_pylist())
         }
     for ns, origin, row in _rows(batch):
         table = tables[ns]
@@ -166,9 +150,9 @@ class SqlitePublisher(Publisher):
 
     def open(self, start: SinkPosition) -> SinkPosition:
         self.close()
-        connection = _connect(self._options.path, write=True)
+        connection = connect(self._options.path, write=True)
         try:
-            with _telling(self._options.path):
+            with telling(self._options.path):
                 self._at = self._position(connection, start)
         except PenstockError:
             connection.close()
@@ -180,7 +164,7 @@ class SqlitePublisher(Publisher):
         connection, at = self._connection, self._at
         if connection is None or at is None:
             raise PenstockError(f"{self._options.path} is not open")
-        with _telling(self._options.path), _transaction(connection):
+        with telling(self._options.path), _transaction(connection):
             with faults.step("sqlite position"):
                 self._move(connection, at, position)
             with faults.step("sqlite apply"):
@@ -211,7 +195,7 @@ class SqlitePublisher(Publisher):
                 yield change
 
     def _known(self, connection: sqlite3.Connection, ns: str) -> Table:
-        table = _table(connection, ns, self._options.unknown_fields)
+        table = table_of(connection, ns, self._options.unknown_fields)
         if table is None:
             raise UsageError(
                 f"{self._options.path} has no table '{ns}'", hint="make it, or set create_tables=True"
@@ -224,14 +208,14 @@ class SqlitePublisher(Publisher):
         for ns in (
             {ns for ns, _, _ in rows} if self._options.create_tables or self._options.add_columns else ()
         ):
-            if self._options.add_columns or _table(connection, ns) is None:
+            if self._options.add_columns or table_of(connection, ns) is None:
                 seen[ns] = Seen()
         for ns, origin, row in rows:
             if ns in seen:
                 seen[ns].add(origin, row.op, _str(row.key), str(row.data))
         for ns, found in seen.items():
             schema = found.schema(self._schemas)
-            table = _table(connection, ns)
+            table = table_of(connection, ns)
             if table is None and self._options.create_tables:
                 columns = [f"{quoted(field.name)} {declared(field)}".rstrip() for field in schema.fields]
                 if schema.key:
@@ -283,7 +267,7 @@ class SqlitePublisher(Publisher):
             )
 
 
-def _connect(path: Path, *, write: bool) -> sqlite3.Connection:
+def connect(path: Path, *, write: bool) -> sqlite3.Connection:
     if sqlite3.sqlite_version_info < OLDEST:
         raise UsageError(
             f"this Python has SQLite {sqlite3.sqlite_version}, {'.'.join(map(str, OLDEST))} is wanted"
@@ -296,14 +280,14 @@ def _connect(path: Path, *, write: bool) -> sqlite3.Connection:
     except sqlite3.Error as error:
         raise UsageError(f"cannot open the database {path}: {error}", hint="see the setting 'uri'") from None
     if write:
-        with _telling(path):
+        with telling(path):
             connection.execute("PRAGMA synchronous = EXTRA")
             connection.execute("PRAGMA foreign_keys = ON")
     return connection
 
 
 @contextmanager
-def _telling(path: Path) -> Iterator[None]:
+def telling(path: Path) -> Iterator[None]:
     """Errors of SQLite come out with their meaning."""
     try:
         yield
@@ -334,7 +318,7 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def _table(connection: sqlite3.Connection, name: str, unknown: Unknown = "error") -> Table | None:
+def table_of(connection: sqlite3.Connection, name: str, unknown: Unknown = "error") -> Table | None:
     about = connection.execute(
         "SELECT name, type, pk, hidden FROM pragma_table_xinfo(?) WHERE hidden <> 1 ORDER BY cid", [name]
     ).fetchall()

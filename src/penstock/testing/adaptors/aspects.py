@@ -90,4 +90,5 @@ class Conformance:
 
     def test_what_is_declared_is_asked_and_has_a_reason(self, subject: Subject) -> None:
         assert set(subject.cannot) <= subject.asked
+        assert subject.can == subject.asked - set(subject.cannot), "what is not declared is promised"
         assert all(reason.strip() for reason in subject.cannot.values())

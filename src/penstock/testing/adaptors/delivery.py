@@ -11,7 +11,7 @@ import gc
 import pickle
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,16 @@ def truncate(ns: str) -> Message:
     return Message(ns, b'{"command":"truncate"}', Op.COMMAND, NOW, Mode.SYNC)
 
 
+class _Schemas:
+    """Tells the schemas of namespaces; in a task, those that were known when it was made."""
+
+    def __init__(self, known: Mapping[str, Schema]) -> None:
+        self._known = known
+
+    def __call__(self, ns: str) -> Schema:
+        return self._known.get(ns, ROWS)
+
+
 class Delivery:
     """One sink of a pipeline. `watermark` and `generation` are what its offset log says."""
 
@@ -65,7 +75,7 @@ class Delivery:
         """Made at the first use after a start."""
         if self._sink is None:
             self._sink = self.subject.adaptor().sink()
-            self._sink.use(lambda ns: self.schemas.get(ns, ROWS), "kit.sink")
+            self._sink.use(_Schemas(self.schemas), "kit.sink")
         return self._sink
 
     @property

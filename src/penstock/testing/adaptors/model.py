@@ -55,6 +55,8 @@ class Log:
     batches: int = 0
     within: bool = False
     """Whether a transaction of the source is begun and not ended."""
+    ends: list[int] = field(default_factory=list)
+    """After how many messages each piece ended: a sink gets what lies between two of them at once."""
     _known: dict[str, _Known] = field(default_factory=dict)
 
     def append(self, batch: Batch) -> None:
@@ -78,6 +80,8 @@ class Log:
         self.completed += batch.completed
         self.batches += 1
         self.within = batch.more
+        if not self.within:
+            self.ends.append(len(self.messages))
 
     def resume(self) -> dict[str, Resume]:
         """What a source hears at its next start."""

@@ -197,8 +197,10 @@ class SinkConformance(OnceConformance):
 
     @aspect(Aspect.ERRORS)
     def test_inspect_has_nothing_to_say_against_a_good_target(self, target: Target) -> None:
-        target.make()
-        assert [finding for finding in target.delivery.sink.inspect() if finding.fatal] == []
+        ns = target.make()
+        for namespaces in (None, [ns], []):
+            found = target.delivery.sink.inspect(namespaces)
+            assert [finding for finding in found if finding.fatal] == []
 
     @aspect(Aspect.ERRORS)
     def test_what_the_sink_says_of_itself_is_what_the_subject_says(self, target: Target) -> None:

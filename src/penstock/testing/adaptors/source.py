@@ -18,7 +18,7 @@ from penstock.testing.adaptors.aspects import Aspect, aspect
 from penstock.testing.adaptors.bench import FEW, Bench
 from penstock.testing.adaptors.model import Log, Reading
 from penstock.testing.adaptors.source_tail import TailConformance
-from penstock.testing.adaptors.subject import Can
+from penstock.testing.adaptors.subject import Can, Row
 
 
 class SourceConformance(TailConformance):
@@ -64,6 +64,26 @@ class SourceConformance(TailConformance):
         assert list(bench.subject.leftovers()) == []
         assert [name for name in set_up if name not in told] == [], "it tells what it took away"
         assert list(source.release()) == []
+
+    @aspect(Aspect.ERRORS, Can.TAIL)
+    def test_behind_a_release_nothing_is_passed_over_in_silence(self, bench: Bench) -> None:
+        """It goes on exactly, or refuses to and says what to copy anew."""
+        ns = bench.make(FEW)
+        with bench.reading(tail=True) as reading:
+            bench.catch_up(reading, ns)
+            bench.follow(reading, ns)
+        bench.release()
+        bench.subject.insert(ns, [Row(20, "meanwhile")])
+        refused: UsageError | None = None
+        with bench.reading(tail=True) as reading:
+            try:
+                bench.catch_up(reading, ns)
+            except UsageError as error:
+                refused = error
+        if refused is None:
+            bench.check_copied(ns)
+        else:
+            assert f"penstock backfill {ns}" in f"{refused.message} {refused.hint}"
 
 
 def _read(adaptor: Adaptor, patience: float) -> None:

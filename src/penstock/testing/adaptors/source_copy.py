@@ -10,7 +10,7 @@ import pytest
 from penstock.base.errors import PenstockError
 from penstock.log.message import MAX_MESSAGE_BYTES, Mode, Op
 from penstock.testing.adaptors.aspects import Aspect, Conformance, aspect
-from penstock.testing.adaptors.bench import FEW, Bench, differing, grown, pour, resident
+from penstock.testing.adaptors.bench import FEW, Bench, at_rest, differing, grown, pour
 from penstock.testing.adaptors.model import QUICK
 from penstock.testing.adaptors.subject import Can, Row, SourceSubject
 
@@ -83,7 +83,8 @@ class CopyConformance(Conformance):
             ns = bench.make(rows)
             with bench.reading() as reading:
                 for _ in range(logged):
-                    reading.step(bench.patience)
+                    if len(set(bench.ids(ns))) < len(rows):
+                        reading.step(bench.patience)
                 lost = reading.take(bench.patience) if len(bench.ids(ns)) < len(rows) else None
             with bench.reading() as reading:
                 bench.finish(reading, ns)
@@ -145,7 +146,7 @@ class CopyConformance(Conformance):
         bench.again()
         ns = bench.make()
         pour(bench, ns)
-        before = resident()
+        before = at_rest()
         with bench.reading() as reading:
             assert reading.take(bench.patience) is not None
             ahead = grown(before, 2 * bench.subject.read_ahead)

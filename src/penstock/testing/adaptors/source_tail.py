@@ -15,11 +15,11 @@ from penstock.testing.adaptors.bench import (
     ADDED,
     FEW,
     Bench,
+    at_rest,
     changes,
     differing,
     grown,
     pour,
-    resident,
     writing,
 )
 from penstock.testing.adaptors.model import QUICK
@@ -28,6 +28,9 @@ from penstock.testing.adaptors.subject import Can, Row
 
 ACKNOWLEDGED_WITHIN = 1.5
 """Seconds after which a source that acknowledges what it should not has done so."""
+
+CRASHES = 3
+"""Inside one transaction."""
 
 
 class TailConformance(CopyConformance):
@@ -50,7 +53,7 @@ class TailConformance(CopyConformance):
     @aspect(Aspect.HAND_OVER, Can.TAIL, Can.NAMESPACES, Can.SEVERAL, Can.COMES_TO_REST)
     def test_a_namespace_that_is_followed_does_not_wait_for_the_copy_of_another(self, bench: Bench) -> None:
         first = bench.make(FEW)
-        bench.copy(first)
+        _copy_to_follow(bench, first)
         second = bench.make(bench.subject.several())
         bench.subject.insert(first, [Row(100, "behind the copy")])
         with bench.reading(tail=True) as reading:
@@ -106,6 +109,42 @@ class TailConformance(CopyConformance):
             with bench.reading(tail=True) as reading:
                 bench.catch_up(reading, ns)
         bench.check_copied(ns)
+
+    @aspect(Aspect.RESUME, Can.TAIL, Can.TRANSACTIONS, Can.NAMESPACES, Can.SEVERAL, Can.COMES_TO_REST)
+    def test_a_transaction_stays_whole_though_a_crash_cuts_it_and_a_copy_is_due(self, bench: Bench) -> None:
+        """A batch of the copy between two parts of a transaction would end it, for every sink."""
+        first, added = bench.make(FEW), [Row(ADDED + row.id, row.text) for row in bench.subject.several()]
+        _copy_to_follow(bench, first)
+        bench.subject.insert(first, added)
+        all_of_it = len(FEW) + len(added)
+        with bench.reading(tail=True) as reading:
+            assert reading.until(
+                lambda: bench.log.within or len(bench.log.messages) == all_of_it, bench.patience
+            )
+        second = bench.make(FEW)
+        for _ in range(CRASHES):
+            with bench.reading(tail=True) as reading:
+                reading.step(bench.patience)
+        with bench.reading(tail=True) as reading:
+            bench.catch_up(reading, first)
+            bench.catch_up(reading, second)
+            assert reading.until(lambda: not bench.log.within, bench.patience), "it has no end for any sink"
+        check_whole(bench, first, len(FEW))
+        bench.check_copied(first)
+        bench.check_copied(second)
+
+    @aspect(Aspect.RESUME, Can.TAIL, Can.TRANSACTIONS, Can.SEVERAL)
+    def test_a_transaction_stays_whole_while_nothing_crashes(self, bench: Bench) -> None:
+        first = bench.make(FEW)
+        _copy_to_follow(bench, first)
+        second = bench.make(bench.subject.several())
+        bench.subject.insert(first, [Row(ADDED + row.id, row.text) for row in bench.subject.several()])
+        with bench.reading(tail=True) as reading:
+            bench.catch_up(reading, first)
+            bench.catch_up(reading, second)
+            assert reading.until(lambda: not bench.log.within, bench.patience), "it has no end for any sink"
+        check_whole(bench, first, len(FEW))
+        bench.check_copied(second)
 
     @aspect(Aspect.ONCE, Can.TAIL)
     def test_nothing_is_acknowledged_before_it_is_logged(self, bench: Bench) -> None:
@@ -217,7 +256,7 @@ class TailConformance(CopyConformance):
         with bench.reading(tail=True) as reading:
             bench.catch_up(reading, ns)
             bench.follow(reading, ns)
-            before = resident()
+            before = at_rest()
             pour(bench, ns)
             assert reading.take(bench.patience) is not None
             ahead = grown(before, 2 * bench.subject.read_ahead)
@@ -262,6 +301,25 @@ class TailConformance(CopyConformance):
             assert "extra" in [field.name for field in schema.fields]
             (told,) = [at for at, of, one in bench.log.schemas if of == ns and one == schema]
             assert told <= bench.log.messages.index(last), "the schema goes before the first row that has it"
+
+
+def check_whole(bench: Bench, ns: str, before: int) -> None:
+    """The messages of a namespace behind the first `before` are one piece, and nothing else is in it."""
+    offsets = [offset for offset, message in enumerate(bench.log.messages) if message.ns == ns][before:]
+    first, last = offsets[0], offsets[-1]
+    cuts = [end for end in bench.log.ends if first < end <= last]
+    assert not cuts, (
+        f"a transaction of {last - first + 1} messages is cut behind {[c - first for c in cuts]} of them"
+    )
+    among = {message.ns for message in bench.log.messages[first : last + 1]}
+    assert among == {ns}, f"messages of {sorted(among - {ns})} are among those of the transaction"
+
+
+def _copy_to_follow(bench: Bench, ns: str) -> None:
+    """Copy a namespace as one that will be followed: what that takes at the system is set up with the copy."""
+    with bench.reading(tail=True) as reading:
+        bench.catch_up(reading, ns)
+        bench.follow(reading, ns)
 
 
 def _handed_over(bench: Bench, ns: str) -> bool:

@@ -46,6 +46,7 @@ class Can(Enum):
     FIELDS = "fields that are added in mid-stream"
     EXACT = "every message once, whatever crashes"
     CLEAN = "no change is both in the copy and behind it"
+    TRANSACTIONS = "what one transaction wrote reaches a sink in one piece"
     ACKNOWLEDGES = "tells the system what it may forget"
     RESTART = "a server that can be stopped and started"
     CONNECTS = "settings that can be wrong where it matters: a host, a password, a path"
@@ -59,8 +60,8 @@ class Can(Enum):
 SOURCE = frozenset(
     {
         Can.SEVERAL, Can.NAMESPACES, Can.TAIL, Can.ADDED, Can.UPDATES, Can.DELETES, Can.REKEYS, Can.TRUNCATE,
-        Can.TYPES, Can.FIELDS, Can.EXACT, Can.CLEAN, Can.ACKNOWLEDGES, Can.RESTART, Can.CONNECTS, Can.HUGE,
-        Can.OVERSIZE, Can.COMES_TO_REST,
+        Can.TYPES, Can.FIELDS, Can.EXACT, Can.CLEAN, Can.TRANSACTIONS, Can.ACKNOWLEDGES, Can.RESTART,
+        Can.CONNECTS, Can.HUGE, Can.OVERSIZE, Can.COMES_TO_REST,
     }
 )  # fmt: skip
 """What is asked of sources."""
@@ -111,19 +112,26 @@ class Subject(ABC):
 
         A `password` in them is `secret`.
         """
-        raise NotImplementedError
+        raise self.undefined("misconfigured", Can.CONNECTS)
 
     def stop_server(self) -> None:
         """Stop the server; hard, if it can be."""
-        raise NotImplementedError
+        raise self.undefined("stop_server", Can.RESTART)
 
     def start_server(self) -> None:
         """Start it again, on the same data and port; ready on return."""
-        raise NotImplementedError
+        raise self.undefined("start_server", Can.RESTART)
 
     def leftovers(self) -> Sequence[str]:
         """What the adaptor has set up at the system, or staged, and not removed; by name."""
         return ()
+
+    def undefined(self, method: str, can: Can) -> NotImplementedError:
+        """What a subject says that promises something and does not do its part."""
+        return NotImplementedError(
+            f"the subject {type(self).__name__} promises {can.name} ({can.value}): define `{method}`, "
+            f"or declare Can.{can.name} in `cannot`, with the reason"
+        )
 
     def close(self) -> None:  # noqa: B027 - a subject may hold nothing
         """The test is over."""
@@ -169,7 +177,7 @@ class SourceSubject(Subject):
         """The rows that are there now, as the system itself says; of a queue, all that were put there."""
 
     def several(self) -> Sequence[Row]:
-        """Rows that make at least three batches."""
+        """Rows that make at least three batches: copied, or written in one transaction."""
         return [Row(i, f"{i:06d} " + "x" * 1200) for i in range(3000)]
 
     def row(self, message: Message) -> Row:
@@ -185,34 +193,34 @@ class SourceSubject(Subject):
 
     def update(self, ns: str, row: Row) -> None:
         """Give a row another text; nothing happens if it is not there."""
-        raise NotImplementedError
+        raise self.undefined("update", Can.UPDATES)
 
     def delete(self, ns: str, id: int) -> None:
         """Take a row away; nothing happens if it is not there."""
-        raise NotImplementedError
+        raise self.undefined("delete", Can.DELETES)
 
     def rekey(self, ns: str, id: int, new: int) -> None:
         """Give a row another number, in one statement."""
-        raise NotImplementedError
+        raise self.undefined("rekey", Can.REKEYS)
 
     def truncate(self, ns: str) -> None:
-        raise NotImplementedError
+        raise self.undefined("truncate", Can.TRUNCATE)
 
     def typed(self, word: str) -> TypedRow:
         """Make a namespace with a field of each type."""
-        raise NotImplementedError
+        raise self.undefined("typed", Can.TYPES)
 
     def add_field(self, ns: str) -> None:
         """Add a field `extra`, of texts, to a namespace."""
-        raise NotImplementedError
+        raise self.undefined("add_field", Can.FIELDS)
 
     def insert_extra(self, ns: str, row: Row, extra: str) -> None:
         """Put a row there that has the field."""
-        raise NotImplementedError
+        raise self.undefined("insert_extra", Can.FIELDS)
 
     def held_back(self) -> int:
         """How much the system keeps because it was not acknowledged: messages, or bytes; 0 if nothing."""
-        raise NotImplementedError
+        raise self.undefined("held_back", Can.ACKNOWLEDGES)
 
 
 @dataclass(frozen=True)
@@ -261,14 +269,14 @@ class SinkSubject(Subject):
 
     def bad(self, ns: str) -> bytes:
         """The data of a message that the target can never take, with the number 666."""
-        raise NotImplementedError
+        raise self.undefined("bad", Can.REFUSES)
 
     def typed(self, word: str) -> TypedDelivery:
-        raise NotImplementedError
+        raise self.undefined("typed", Can.TYPES)
 
     def extra(self, ns: str, id: int) -> str | None:
         """The field `extra` of a row in the target."""
-        raise NotImplementedError
+        raise self.undefined("extra", Can.FIELDS)
 
     def died(self, publisher: Publisher) -> None:
         """Do what the system does when the process of a publisher is killed: close its files and sockets.

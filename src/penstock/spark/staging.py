@@ -1,0 +1,143 @@
+"""The staging of a batch, steps 2 to 4 of `batch.py`: a Spark job whose tasks write what they get, and report.
+
+Where a sink has no DataFrame function its tasks read the log themselves, each a range of it, so that no message passes
+through the JVM. Otherwise the rows come from the frame that Spark has made of the same range. Either way the tasks must
+have read all messages that the log has there, or nothing is published.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.adaptors.base import Order, Sink
+from penstock.base.errors import PenstockError, UsageError
+from penstock.spark.options import SourceOptions
+from penstock.spark.sealed import Safe
+from penstock.spark.tasks import LogRead, StageTask, Task
+from penstock.spark.transform import Earlier, Segment, observed
+from penstock.spark.work import Work, in_order, told_by
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class AccountError(PenstockError):
+    """What Spark read is not what the log holds. Nothing of the batch was published."""
+
+
+class Staging:
+    """Stages the batches of one sink."""
+
+    def __init__(
+        self,
+        name: str,
+        sink: Sink,
+        passes: Sequence[Segment],
+        safe: Safe,
+        options: SourceOptions,
+        directory: Path,
+    ) -> None:
+        """`options` say where the log is; below `directory` each job gets a place of its own."""
+        self._name = name
+        self._sink = sink
+        self._passes = passes
+        self._safe = safe
+        self._options = options
+        self._directory = directory
+        self._checked = False
+
+    def stage(self, work: Work, acked: Sequence[int], skip_below: int, limit: int) -> list[Task]:
+        """What the tasks tell, in the order of the log.
+
+        Plans that keep that order need no sort; others are staged anew, sorted. Also where the sink asks for no order
+        but a DataFrame function may have spread one message over tasks, which would count it more than once.
+        """
+        leave_out = work.leave_out(acked)
+        tasks = self._job(work, leave_out, skip_below, limit, sort=False)
+        self._refuse_made_up(tasks, work)
+        matters = self._sink.order is not Order.NONE or len(self._passes) > 1
+        if matters and not in_order(tasks):
+            tasks = self._job(work, leave_out, skip_below, limit, sort=True)
+            self._refuse_made_up(tasks, work)
+        return sorted(tasks, key=lambda task: task.staged.first)
+
+    def earlier(self, frame: DataFrame, leave_out: Sequence[int], limit: int) -> Earlier:
+        """The passes before the last one."""
+        earlier = Earlier(frame, self._passes, leave_out, limit, check=not self._checked)
+        self._checked = True
+        return earlier
+
+    def _job(
+        self, work: Work, leave_out: Sequence[int], skip_below: int, limit: int, *, sort: bool
+    ) -> list[Task]:
+        begin, end = work.begin.offset, work.end.offset
+        directory = self._directory / f"{begin}-{end}-{uuid.uuid4().hex[:8]}"
+        directory.mkdir(mode=0o700, parents=True)
+        direct = bool(work.ranges) and not sort
+        last = StageTask(
+            self._passes[-1],
+            self._safe.sealed(self._name),
+            directory,
+            skip_below,
+            self._name,
+            limit,
+            leave_out if len(self._passes) == 1 else (),
+            LogRead(self._options, work.ranges, begin, end) if direct else None,
+        )
+        if direct:
+            numbers = work.frame.sparkSession.range(0, len(work.ranges), 1, len(work.ranges))
+            tasks = _reports(numbers, last)
+            read = sum(task.read for task in tasks)
+        else:
+            tasks, read = self._of_frame(work, last, leave_out, limit, sort=sort)
+        if read != work.messages:
+            raise AccountError(
+                f"sink '{self._name}': the log holds {work.messages} messages in "
+                f"[{begin}, {end}), Spark read {read}; nothing of them was published"
+            )
+        return tasks
+
+    def _of_frame(
+        self, work: Work, last: StageTask, leave_out: Sequence[int], limit: int, *, sort: bool
+    ) -> tuple[list[Task], int]:
+        """What the tasks tell that get their rows from Spark, and how many messages it has read."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as sf
+
+        seen = Observation()
+        whole = work.messages_of()
+        earlier = self.earlier(whole.observe(seen, sf.count(sf.lit(1)).alias("messages")), leave_out, limit)
+        frame = earlier.frame
+        if sort:
+            # In one task, since a range sort would run the plan twice, and count twice what it reads.
+            frame = frame.repartition(1).sortWithinPartitions("offset")
+        tasks = _reports(frame, last)
+        read = observed(seen, "messages")
+        if read is None:  # a function that keeps nothing, which Spark found out without reading anything
+            read = whole.count()
+        if len(self._passes) > 1:
+            tasks.append(told_by(earlier.seen(), limit))
+        return tasks, read
+
+    def _refuse_made_up(self, tasks: Sequence[Task], work: Work) -> None:
+        """A row that belongs to no message of the batch can be neither acknowledged nor buried, however often."""
+        begin, end = work.begin.offset, work.end.offset
+        told = {refusal.offset for task in tasks for refusal in task.staged.refused}
+        for task in tasks:
+            told |= {task.staged.first, task.staged.last} if task.staged.rows else set()
+        if strange := sorted(offset for offset in told if not begin <= offset < end):
+            raise UsageError(
+                f"sink '{self._name}': a function made up offset {strange[0]} in the batch [{begin}, {end}); "
+                "nothing of it was published",
+                hint="a function must leave the column offset as it is",
+            )
+
+
+def _reports(frame: DataFrame, task: StageTask) -> list[Task]:
+    rows = frame.mapInArrow(task, "report STRING").collect()
+    return [msgspec.json.decode(row[0], type=Task) for row in rows]
