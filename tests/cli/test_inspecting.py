@@ -43,7 +43,7 @@ class Outside(Adaptor):
     description: ClassVar[str] = "for tests"
     reads: ClassVar[bool] = True
     writes: ClassVar[bool] = True
-    experimental: ClassVar[bool] = True
+    experimental: ClassVar[str] = "it was never run against a real server"
     slot: str = setting("a file that stands for what is set up", default="slot")
     fatal: bool = setting("whether something is missing", default=False)
     away: bool = setting("whether it answers", default=False)

@@ -428,8 +428,8 @@ class Adaptor(ABC):
     writes: ClassVar[bool] = False
     extra: ClassVar[str] = ""
     """What has to be installed beside the core: `pip install 'penstock[EXTRA]'`."""
-    experimental: ClassVar[bool] = False
-    """Whether it was never run against a server that speaks the real protocol; `plan` warns then."""
+    experimental: ClassVar[str] = ""
+    """Why nobody should rest on it yet, such as that it was never run against a real server; `plan` warns then."""
 
     def spark_settings(self) -> Mapping[str, str]:
         """Settings of Spark that it works with, such as the connector of a format; those of the run come on top."""

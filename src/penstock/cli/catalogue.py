@@ -30,7 +30,8 @@ class Entry:
     settings: tuple[Setting, ...]
     extra: str = ""
     """What has to be installed for it beside the core: `pip install 'penstock[EXTRA]'`."""
-    experimental: bool = False
+    experimental: str = ""
+    """Why nobody should rest on it yet."""
 
     @property
     def example(self) -> str:

@@ -164,7 +164,7 @@ def details(entries: Iterable[Entry]) -> RenderableType:
         if known.extra:
             parts.append(Text(f"Install it with: pip install '{_wants(known)}'\n"))
         if known.experimental:
-            parts.append(Text("Experimental: it was never run against a real server.\n", style="yellow"))
+            parts.append(Text(f"Experimental: {known.experimental}.\n", style="yellow"))
         table = tables.table("setting", "type", "default", "")
         for setting in known.settings:
             default = "required" if setting.required else quoted(setting.default)

@@ -34,7 +34,7 @@ def _about_experiments(pipeline: Pipeline) -> Iterator[Remark]:
         if adaptor.experimental:
             yield Remark(
                 name,
-                f"adaptor '{adaptor.name}' is experimental: it was never run against a real server",
+                f"adaptor '{adaptor.name}' is experimental: {adaptor.experimental}",
                 "try it on data that you can lose",
             )
 

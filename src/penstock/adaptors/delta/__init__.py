@@ -28,7 +28,7 @@ class Delta(LakeAdaptor):
     )
     reads: ClassVar[bool] = True
     writes: ClassVar[bool] = True
-    experimental: ClassVar[bool] = True  # no release of the connector runs on this Spark yet
+    experimental: ClassVar[str] = "no release of the connector runs on this Spark yet"
 
     uri: str = setting(
         "the directory of the tables, each in a subdirectory; as Spark takes it", example="file:///srv/lake"

@@ -27,7 +27,7 @@ class Iceberg(LakeAdaptor):
     )
     reads: ClassVar[bool] = True
     writes: ClassVar[bool] = True
-    experimental: ClassVar[bool] = True  # no release of the connector runs on this Spark yet
+    experimental: ClassVar[str] = "no release of the connector runs on this Spark yet"
 
     catalog: str = setting("the name of the catalog in Spark", example="lake")
     database: str = setting(
