@@ -415,7 +415,7 @@ def test_soak_elasticsearch(opensearch_server: OpenSearchServer, trust: Authorit
     with door(plain, trust.server) as port:
 
         def made(ca: str, host: str) -> Adaptor:
-            return a.elasticsearch(uri=f"https://owner:{SECRET}@{host}:{port}", ca_file=ca)
+            return a.elasticsearch(uri=f"https://owner:{SECRET}@{host}:{port}", ca=ca)
 
         ns = f"tls{uuid.uuid4().hex[:8]}"
         deliver(made(str(trust.ca), "localhost"), tmp_path, ns)
@@ -433,7 +433,7 @@ def test_elasticsearch_refuses_whom_it_does_not_trust(
     with door(http_server.port, trust.server) as port:
 
         def made(ca: str, host: str) -> Adaptor:
-            return a.elasticsearch(uri=f"https://owner:{SECRET}@{host}:{port}", ca_file=ca)
+            return a.elasticsearch(uri=f"https://owner:{SECRET}@{host}:{port}", ca=ca)
 
         check_refused(made, trust)
         check_files(made, tmp_path)

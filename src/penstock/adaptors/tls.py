@@ -13,20 +13,15 @@ from pathlib import Path
 from penstock.base.errors import UsageError
 
 
-def context(ca: str, certificate: str = "", private_key: str = "", *, setting: str = "ca") -> ssl.SSLContext:
-    """Trusts the certificates in the file `ca`, or whom this machine trusts; shows a certificate if there is one.
-
-    `setting` is what the adaptor calls the first.
-    """
-    for name, file in ((setting, ca), ("certificate", certificate), ("private_key", private_key)):
+def context(ca: str, certificate: str = "", private_key: str = "") -> ssl.SSLContext:
+    """Trusts the certificates in the file `ca`, or whom this machine trusts; shows a certificate if there is one."""
+    for name, file in (("ca", ca), ("certificate", certificate), ("private_key", private_key)):
         if file:
             _check(name, file)
     try:
         made = ssl.create_default_context(cafile=ca or None)
     except ssl.SSLError as error:
-        raise UsageError(
-            f"setting '{setting}': there are no certificates in {ca} ({_reason(error)})"
-        ) from None
+        raise UsageError(f"setting 'ca': there are no certificates in {ca} ({_reason(error)})") from None
 
     def no_password() -> str:
         raise UsageError(
@@ -45,13 +40,13 @@ def context(ca: str, certificate: str = "", private_key: str = "", *, setting: s
     return made
 
 
-def untrusted(error: BaseException, place: str, *, setting: str = "ca") -> UsageError | None:
+def untrusted(error: BaseException, place: str) -> UsageError | None:
     """The error to raise if the certificate of the server at `place` did not pass; None if it is not about that."""
     for one in _chain(error):
         if isinstance(one, ssl.SSLCertVerificationError):
             return UsageError(
                 f"the certificate of {place} is not trusted: {one.verify_message}",
-                hint=f"see the setting '{setting}': a file with the certificate that signed the server's",
+                hint="see the setting 'ca': a file with the certificate that signed the server's",
             )
     return None
 

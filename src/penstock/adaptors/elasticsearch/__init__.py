@@ -34,7 +34,7 @@ class Elasticsearch(Adaptor):
     api_key: str = setting(
         "an API key in its encoded form, instead of user and password", default="", secret=True
     )
-    ca_file: str = setting("certificates to trust, in PEM, instead of those of the system", default="")
+    ca: str = setting("TLS: a file with the certificates to trust; if not given, the machine's", default="")
     sort: str = setting(
         "source: the field by which documents are read, of which no two may have the same value",
         default="_id",

@@ -64,7 +64,7 @@ class Client:
         self._headers = _authorization(settings, parts.username, parts.password)
         options: dict[str, Any] = {}
         if parts.scheme == "https":
-            options["ssl_context"] = tls.context(settings.ca_file, setting="ca_file")
+            options["ssl_context"] = tls.context(settings.ca)
         self._pool = urllib3.PoolManager(
             maxsize=2, retries=False, timeout=urllib3.Timeout(settings.timeout), **options
         )
@@ -83,9 +83,9 @@ class Client:
             found = self._pool.request(method, f"{self._base}{path}", body=content, headers=headers)
         except (urllib3.exceptions.SSLError, urllib3.exceptions.LocationParseError) as error:
             wrong = UsageError(
-                f"{self._settings.shown}: {mask(str(error))}", hint="check the uri and `ca_file`"
+                f"{self._settings.shown}: {mask(str(error))}", hint="check the uri and `ca`"
             )
-            raise tls.untrusted(error, self._settings.shown, setting="ca_file") or wrong from None
+            raise tls.untrusted(error, self._settings.shown) or wrong from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise AwayError(f"{self._settings.shown} does not answer: {mask(_reason(error))}") from None
         answer = Answer(found.status, found.data)
