@@ -215,8 +215,9 @@ class TestDetaching:
         (tmp_path / "away").touch()
         limit = MaxLag(bytes=1000, then=WhenBehind.DETACH)
         node = SinkNode("s", Picky(directory=tmp_path), Namespace(".*"), max_lag=limit)
+        options = {"dataDir": str(tmp_path), "pipeline": "p"}
         around = Surroundings(
-            "p", here.log.reader, here.log.log_id, tmp_path / "scratch", {}, Reach(here.client.address)
+            "p", here.log.reader, here.log.log_id, tmp_path / "scratch", options, Reach(here.client.address)
         )
         claim = lambda: OffsetLog(here.client, "p", "s", NOW)  # noqa: E731
         sink = SupervisedSink(node, claim, lambda generation, refusals: None, around)
