@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.adaptors.base import Adaptor
 from penstock.adaptors.lake import session as lake
+from penstock.functions.base import Function
 from penstock.pipeline.definition import Pipeline
 from penstock.pipeline.master import is_remote
 from penstock.spark.copying import ParallelCopier
@@ -92,6 +94,7 @@ class Engine:
             driver_memory=settings.pop("spark.driver.memory", DRIVER_MEMORY),
             settings=settings,
             scratch=self.scratch,
+            short_lived=not works_in_jvm(self.pipeline),
         )
         spark.dataSource.register(PenstockSource)
         return spark
@@ -117,10 +120,20 @@ class Engine:
             self.safe.clear()
 
 
+def works_in_jvm(pipeline: Pipeline) -> bool:
+    """Whether rows pass through the JVM. If they do not it only plans and waits: code for that needs no peak speed."""
+    functions = [step.function for node in pipeline.sink_nodes for step in node.steps]
+    by_spark = [type(one).spark_settings is not Adaptor.spark_settings for one in _adaptors(pipeline)]
+    return any(by_spark) or any(not isinstance(function, Function) for function in functions)
+
+
 def wanted(pipeline: Pipeline) -> list[Mapping[str, str]]:
     """The settings that the adaptors of a pipeline work with."""
-    adaptors = [pipeline.source_node.adaptor, *(node.adaptor for node in pipeline.sink_nodes)]
-    return [adaptor.spark_settings() for adaptor in adaptors]
+    return [adaptor.spark_settings() for adaptor in _adaptors(pipeline)]
+
+
+def _adaptors(pipeline: Pipeline) -> list[Adaptor]:
+    return [pipeline.source_node.adaptor, *(node.adaptor for node in pipeline.sink_nodes)]
 
 
 @contextmanager

@@ -130,7 +130,7 @@ def session(
 
     `master` is `local[N,4]` if not given, with `cores` or all the process may use for N. `settings` come on
     top of Penstock's own. `fast_start` uses the start-up archive and has it built. `short_lived` compiles for
-    a quick start instead of for peak speed: for commands that end within seconds.
+    a quick start instead of for peak speed: for commands that end within seconds, and where no rows pass the JVM.
     """
     global _running
     given = dict(settings or {})

@@ -82,9 +82,7 @@ class Client:
         try:
             found = self._pool.request(method, f"{self._base}{path}", body=content, headers=headers)
         except (urllib3.exceptions.SSLError, urllib3.exceptions.LocationParseError) as error:
-            wrong = UsageError(
-                f"{self._settings.shown}: {mask(str(error))}", hint="check the uri and `ca`"
-            )
+            wrong = UsageError(f"{self._settings.shown}: {mask(str(error))}", hint="check the uri and `ca`")
             raise tls.untrusted(error, self._settings.shown) or wrong from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise AwayError(f"{self._settings.shown} does not answer: {mask(_reason(error))}") from None
