@@ -62,12 +62,13 @@ _LONG_HERE = (
 """Tests of the kit whose servers take their time to start: for the long runs. Each server is restarted in another."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that share a Spark session share a process: two sessions, one for each of two cores.
 
     So do those that share the cluster; those with sessions of their own stay together by module. They come first,
     since a long group that begins late has the other processes wait for it; the others fill in. There are three
-    processes (`-n 3`), since many tests wait for servers.
+    processes (`-n 3`), since many tests wait for servers. All this before pytest-xdist looks at the groups.
     """
     for item in items:
         if item.nodeid.endswith(_LONG_HERE):
