@@ -137,7 +137,7 @@ class Node:
             pipeline_of=self.pipelines,
             may_act=lambda: self.alive,
         )
-        self.server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        self.server = grpc.aio.server(options=(("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0)))
         wire.register(self.server, cast("Service", NodeService(self)), cluster.authorizer, self.metrics)
         surveyor = Surveyor(self.resolver, self._threads)
         self.server.add_generic_rpc_handlers((surveyor.handler(cluster.authorizer),))

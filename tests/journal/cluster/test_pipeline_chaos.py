@@ -99,6 +99,7 @@ def endure(path: Path, seed: int, steps: int) -> None:
     asyncio.run(test())
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(2))
 def test_acknowledged_bytes_survive_faults_at_random(tmp_path: Path, seed: int) -> None:
     endure(tmp_path, seed, steps=8)
