@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -67,9 +68,9 @@ class LakeTarget(SinkSubject):
         self.spark = spark
         self.place = place
 
+    @abstractmethod
     def table(self, ns: str) -> DataFrame | None:
         """The rows of a table; None if it is not there."""
-        raise NotImplementedError
 
     def make(self, word: str) -> str:
         return word
@@ -168,11 +169,13 @@ class LakeTables(SourceSubject):
         self.place = place
         self.made: list[str] = []
 
+    @abstractmethod
     def sql_name(self, ns: str) -> str:
-        raise NotImplementedError
+        """The table as statements name it."""
 
+    @abstractmethod
     def create(self, ns: str, columns: str) -> None:
-        raise NotImplementedError
+        """Make an empty table."""
 
     def make(self, word: str) -> str:
         self.create(word, "id BIGINT, text STRING")

@@ -38,6 +38,7 @@ from penstock.journal.protocol import (
 from penstock.journal.tls import ClientTls, ServerTls
 from penstock.log.commitlog import journal_spec
 
+from .authority import Authority
 from .client_servers import (
     JOURNAL,
     AbortError,
@@ -49,7 +50,6 @@ from .client_servers import (
     run,
     status,
 )
-from .test_tls import Authority
 
 RETRIED = {
     Status.NOT_JOURNAL_PRIMARY_BROKER,

@@ -464,7 +464,7 @@ def test_a_minimum_revision_is_waited_for(tmp_path: Path) -> None:
                 foreign.append(AppendRequest(journal="b/journal", min_etcd_revision=revision + 1), b"x"),
                 foreign.read(ReadRequest(journal="b/journal", min_etcd_revision=revision + 1)),
             )
-            await until(lambda: len(running.broker._keyspace._waiting) == 2)
+            await until(lambda: len(running.broker._keyspace._waits._waiting) == 2)
             assert not waiting.done()
             await foreign.upsert(journal("b/journal"))
             append, read = await waiting

@@ -12,12 +12,10 @@ and swapped in, on open.
 
 from __future__ import annotations
 
-import asyncio
 import struct
 import zlib
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +24,7 @@ import msgspec
 from penstock.base import faults
 from penstock.base.disk import Disk, DiskFile
 from penstock.base.errors import CorruptError
+from penstock.journal.revisions import RevisionWaits
 
 _HEAD = struct.Struct(">II")
 _REWRITE_ABOVE = 1 << 20
@@ -62,7 +61,7 @@ class LocalKeySpace:
         self._path = path
         self._entries: dict[str, Entry] = {}
         self._keys: list[str] = []
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._waits = RevisionWaits(lambda: self.revision)
         self.revision = 1
         self._observers: list[Callable[[Sequence[str]], None]] = []
         self._doubtful = False
@@ -93,15 +92,7 @@ class LocalKeySpace:
 
     async def wait_for_revision(self, revision: int) -> None:
         """Return once that revision has been applied; a future one may take for ever."""
-        while self.revision < revision:
-            waiting = (revision, asyncio.get_running_loop().create_future())
-            self._waiting.append(waiting)
-            try:
-                await waiting[1]
-            except asyncio.CancelledError:
-                with suppress(ValueError):  # the revision came at the same moment
-                    self._waiting.remove(waiting)
-                raise
+        await self._waits.until(revision)
 
     def transact(
         self, expected: Mapping[str, int], puts: Sequence[tuple[str, bytes]], deletes: Sequence[str]
@@ -147,12 +138,7 @@ class LocalKeySpace:
         keys = [*(key for key, _, _ in transaction.puts), *transaction.deletes]
         for changed in self._observers:
             changed(keys)
-        waiting, self._waiting = self._waiting, []
-        for wanted, future in waiting:
-            if wanted > self.revision:
-                self._waiting.append((wanted, future))
-            elif not future.done():
-                future.set_result(None)
+        self._waits.wake()
 
     def close(self) -> None:
         self._file.close()

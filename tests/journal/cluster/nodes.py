@@ -85,7 +85,7 @@ class NodeService:
 
     def __getattr__(self, name: str) -> object:
         def missing(*_: object) -> None:
-            raise NotImplementedError(name)
+            raise AssertionError(f"these brokers do not serve {name}")
 
         return missing
 
@@ -184,7 +184,7 @@ class Node:
         return self.cluster.advertise(journal, route)
 
     async def _update_suspend(self, resolution: Resolution, suspend: JournalSpec.Suspend) -> int:
-        raise NotImplementedError
+        raise AssertionError("no test of these brokers suspends a journal")
 
     async def counted(self, requests: AsyncIterator[ReplicateRequest]) -> AsyncIterator[ReplicateRequest]:
         async for request in requests:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -29,14 +28,8 @@ from penstock.journal.cluster.etcd_errors import (
 from penstock.journal.cluster.etcd_values import KEEP_LEASE, Changes, Compare, Delete, Field, Put
 from penstock.journal.tls import ClientTls
 
-from .etcds import Authority, run
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """Shared: each test has a prefix of its own, and no test breaks it."""
-    with running(tmp_path_factory.mktemp("etcd")) as server:
-        yield server
+from ..authority import Authority
+from .etcds import run
 
 
 @pytest.fixture

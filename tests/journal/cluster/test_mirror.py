@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from tests.servers.etcd import EtcdServer, running, running_cluster
+from tests.servers.etcd import EtcdServer, running_cluster
 from tests.servers.proxy import Proxy, proxied
 
 from penstock.base.errors import UsageError
@@ -24,25 +24,6 @@ from penstock.journal.cluster.mirror import EtcdKeySpace, Health, prefix_bytes
 from .etcds import run, until
 
 Held = dict[str, LeasedEntry]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """Shared: each test has a prefix of its own, and no test breaks it."""
-    with running(tmp_path_factory.mktemp("etcd")) as server:
-        yield server
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[EtcdServer]:
-    """A member to be broken."""
-    with running(tmp_path / "etcd") as server:
-        yield server
-
-
-@pytest.fixture
-def prefix(request: pytest.FixtureRequest) -> str:
-    return f"/{request.node.name}"
 
 
 @pytest.fixture
@@ -217,7 +198,7 @@ def test_waiting_for_a_revision_can_be_given_up(server: EtcdServer, prefix: str)
             assert [task.done() for task in waiting] == [True, True, False]
             waiting[2].cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-            assert space._waiting == []
+            assert space._waits._waiting == []
 
     run(main())
 

@@ -8,13 +8,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 from tests.servers.cache import end_with_parent
-from tests.servers.etcd import PASSWORD, EtcdServer, running
+from tests.servers.etcd import PASSWORD, EtcdServer
 from tests.servers.proxy import Proxy, proxied
 
 from penstock.journal.cluster.entries import LeasedEntry
@@ -27,25 +26,6 @@ from penstock.journal.cluster.session import Session, SessionState
 from .etcds import run, until
 
 KEY = "members/zone#me"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """Shared: each test has a prefix of its own, and no test breaks it."""
-    with running(tmp_path_factory.mktemp("etcd")) as server:
-        yield server
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[EtcdServer]:
-    """A member to be broken."""
-    with running(tmp_path / "etcd") as server:
-        yield server
-
-
-@pytest.fixture
-def prefix(request: pytest.FixtureRequest) -> str:
-    return f"/{request.node.name}"
 
 
 @asynccontextmanager

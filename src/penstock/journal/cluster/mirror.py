@@ -24,7 +24,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from enum import Enum
 
 from penstock.base.errors import UsageError
@@ -44,6 +44,7 @@ from penstock.journal.cluster.etcd_values import (
     Origin,
     Put,
 )
+from penstock.journal.revisions import RevisionWaits
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class EtcdKeySpace:
         self._entries = Entries(self.prefix, refuses)
         self._delay = delay
         self._observers: list[Callable[[Sequence[str]], None]] = []
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._waits = RevisionWaits(lambda: self.revision)
         self._pending: list[Change] = []
         self._timer: asyncio.TimerHandle | None = None
         self.origin: Origin | None = None
@@ -151,15 +152,7 @@ class EtcdKeySpace:
 
     async def wait_for_revision(self, revision: int) -> None:
         """Return once that revision has been applied; a future one, or etcd's trouble, may take for ever."""
-        while self.revision < revision:
-            waiting = (revision, asyncio.get_running_loop().create_future())
-            self._waiting.append(waiting)
-            try:
-                await waiting[1]
-            except asyncio.CancelledError:
-                with suppress(ValueError):  # the revision came at the same moment
-                    self._waiting.remove(waiting)
-                raise
+        await self._waits.until(revision)
 
     async def commit(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed:
         """One transaction, not yet to be seen here: `wait_for_revision` of what it returns."""
@@ -290,12 +283,7 @@ class EtcdKeySpace:
     def _tell(self, keys: list[str]) -> None:
         if keys:
             tell_all(self._observers, keys)
-        waiting, self._waiting = self._waiting, []
-        for wanted, future in waiting:
-            if wanted > self.revision:
-                self._waiting.append((wanted, future))
-            elif not future.done():
-                future.set_result(None)
+        self._waits.wake()
 
     def _suffer(self, trouble: EtcdError) -> None:
         if str(trouble) != str(self.trouble):
