@@ -97,9 +97,14 @@ class Process:
         return line
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> int:
-        """Its exit code, once the signal has ended it."""
+        """Its exit code, once the signal has ended it; a process that hangs says where."""
         self.process.send_signal(how)
-        return self.process.wait(20)
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)
+            assert self.process.stderr is not None
+            raise AssertionError(f"it does not end: {self.process.stderr.read()}") from None
 
 
 @contextmanager
@@ -107,7 +112,7 @@ def started(*arguments: str, cwd: Path) -> Iterator[Process]:
     """Start `penstock ...`; it is killed in the end if it is still there."""
     code = "import sys; sys.argv[0] = 'penstock'; from penstock.cli import main; main()"
     with subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, "-X", "faulthandler", "-c", code, *arguments],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(Path(penstock.__file__).parents[1])},
         stdin=subprocess.DEVNULL,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -155,9 +156,14 @@ def read(
     from penstock.cli import reading
 
     begins = reading.load_offsets(offsets) if offsets else {}
-    with connection.client() as client, reading.opened(output, add=offsets is not None) as file:
+    with (
+        ExitStack() as behind,
+        connection.client() as client,
+        reading.opened(output, add=offsets is not None) as file,
+    ):
         out = reading.JsonOutput(file) if wants_json(ctx) else reading.Output(file, by_lines=block)
         reader = reading.Reader(client, out, begins, tail=tail, since=since, file_root=file_root)
+        behind.callback(reader.join)
         try:
             if block:
                 with reading.ended_by_signals():

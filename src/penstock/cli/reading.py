@@ -12,6 +12,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ _BACK_OFF = (0.05, 0.05, 0.1, 0.1, 1.0, 1.0, 5.0)
 _QUIET_ATTEMPTS = 3
 _LONGEST_LINE = 1 << 20
 _BLOCK = 1 << 18
+_LEAVING = 5.0  # seconds
 
 T = TypeVar("T")
 
@@ -115,6 +117,7 @@ class Reader:
         self._failures: queue.Queue[BaseException] = queue.Queue()
         self._waiting = False
         self._threads: dict[str, threading.Thread] = {}
+        self._watcher: threading.Thread | None = None
 
     def each(self, journals: Sequence[ListResponse.Journal]) -> None:
         """Read one journal after the other to its end."""
@@ -124,7 +127,8 @@ class Reader:
 
     def follow(self, selector: LabelSelector) -> None:
         """Read all journals of the selector at the same time; returns only with an error."""
-        threading.Thread(target=self._guarded, args=(self._watch, selector), daemon=True).start()
+        self._watcher = threading.Thread(target=self._guarded, args=(self._watch, selector), daemon=True)
+        self._watcher.start()
         raise self._failures.get()
 
     def finish(self) -> None:
@@ -132,6 +136,14 @@ class Reader:
         with self._lock:
             self._ended.set()
             self._out.finish()
+
+    def join(self) -> None:
+        """Wait for the threads, once their client is closed: gRPC may not be left in one when the process ends."""
+        deadline = time.monotonic() + _LEAVING
+        if self._watcher is not None:
+            self._watcher.join(_LEAVING)  # it is the one that adds threads
+        for thread in list(self._threads.values()):
+            thread.join(max(deadline - time.monotonic(), 0.0))
 
     def _watch(self, selector: LabelSelector) -> None:
         attempt = 0
