@@ -6,6 +6,9 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PROTO  := src/penstock/journal/protocol
 
+# Spark and the tests start hundreds of short Python processes; without bytecode each would compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test soak lint format bench conformance proto clean
 
 run: $(READY)  ## the quick start: a sample shop through the log and Spark into two files

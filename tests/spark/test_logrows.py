@@ -22,7 +22,7 @@ from penstock.log.compaction import compact
 from penstock.log.message import Message, MessageOffset, Mode, Op
 from penstock.log.record import CorruptRecordError, boundaries
 from penstock.spark import columns
-from penstock.spark.formats import read_range
+from penstock.spark.formats import RECORDS_SCHEMA, read_range
 from penstock.spark.options import DataLossError, SourceOptions
 from penstock.spark.planning import RecordPlanner
 from penstock.spark.ranges import JournalRange, locate
@@ -179,7 +179,7 @@ def test_batches_of_a_log_keep_to_their_limits(written: Log, index: bool) -> Non
     reached = {"dataDir": path} if index else {"broker": f"unix:{path}/broker.sock"}
     for limits in ({"maxMessages": "3000"}, {"maxBytes": "300000"}, {"maxMessages": "1"}, {"maxBytes": "1"}):
         source = PenstockSource({**reached, "pipeline": "shop", "wait": "0.05", **limits})
-        reader = source.streamReader(schema_of(columns.SPARK_SCHEMA))
+        reader = source.streamReader(schema_of(RECORDS_SCHEMA))
         position = reader.initialOffset()
         seen: list[int] = []
         for _ in range(12):

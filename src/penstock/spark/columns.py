@@ -52,9 +52,6 @@ SCHEMA = pa.schema(
         ("data", pa.string()),
     ]
 )
-SPARK_SCHEMA = (
-    "offset BIGINT, ts TIMESTAMP, mode STRING, op STRING, ns STRING, key STRING, old_key STRING, data STRING"
-)
 COLUMNS = tuple(SCHEMA.names)
 
 _INLINE = 12

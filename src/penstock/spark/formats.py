@@ -31,13 +31,14 @@ ARROW_ROWS = 50_000
 ARROW_BYTES = 16 << 20
 RAW_SCHEMA = "offset BIGINT, value BINARY"
 TEXT_SCHEMA = "offset BIGINT, value STRING"
+RECORDS_SCHEMA = (  # `columns.SCHEMA`, in Spark's words
+    "offset BIGINT, ts TIMESTAMP, mode STRING, op STRING, ns STRING, key STRING, old_key STRING, data STRING"
+)
 
 
 def default_schema(content: Content) -> str:
     if content is Content.RECORDS:
-        from penstock.spark.columns import SPARK_SCHEMA
-
-        return SPARK_SCHEMA
+        return RECORDS_SCHEMA
     return RAW_SCHEMA if content is Content.RAW else TEXT_SCHEMA
 
 

@@ -1,4 +1,4 @@
-"""The Spark session, and every setting of Spark that Penstock relies on. No other module sets one.
+"""The Spark session.
 
 `session` starts a JVM on a Java that it finds (`penstock.spark.java`), quietly: Spark logs to `spark.log` in
 `scratch` and nothing to the terminal; what it writes lands in `scratch` and nothing in the current directory.
@@ -39,23 +39,19 @@ from penstock.spark.archive import Archive, archive_for
 from penstock.spark.home import make_home
 from penstock.spark.java import Java, cache_dir, find_java
 from penstock.spark.jvm import Jvm, JvmFailedError, environment, joined, launch
+from penstock.spark.settings import (
+    LOCAL,
+    LOG_SETTINGS,
+    Places,
+    java_options,
+    master_url,
+    refuse_reserved,
+    spark_settings,
+)
 
 SPARK_HOME = Path(pyspark.__file__).parent
 
 _SETTINGS_FILE = "log4j2.properties"
-
-# A task is tried this often. `local[N]` alone would mean once: a dead Python worker would end the query.
-ATTEMPTS = 4
-
-_LOCAL = re.compile(r"local(?:\[(?P<cores>\d+|\*)(?:,\s*(?P<attempts>\d+))?\])?")
-
-# Settings that Penstock's own correctness rests on, and where to say instead what is wanted.
-_RESERVED = {
-    "spark.app.name": "it is the pipeline's name",
-    "spark.driver.memory": "say it as the driver's memory",
-    "spark.master": "say it as the master",
-    "spark.sql.session.timeZone": "Penstock's times are UTC",
-}
 
 # What the JVM must know before it runs. All else is set inside it: a command line is open to every user of
 # the machine, and a setting may be a password.
@@ -67,48 +63,13 @@ _ARCHIVE_HEAP_LIMIT = 32 << 30
 # The longest path of a Unix socket is 107 bytes; Spark's names take 43 of them.
 _SOCKET_DIR_LIMIT = 64
 
-# To a file and never to the terminal: what a person needs to know, Penstock says.
-_LOG_SETTINGS = """\
-status = off
-rootLogger.level = warn
-rootLogger.appenderRef.file.ref = file
-appender.file.type = RollingFile
-appender.file.name = file
-appender.file.fileName = ${sys:penstock.spark.log}
-appender.file.filePattern = ${sys:penstock.spark.log}.%i
-appender.file.layout.type = PatternLayout
-appender.file.layout.pattern = %d{yyyy-MM-dd'T'HH:mm:ss.SSS} %p %c{1}: %m%n%ex
-appender.file.policies.type = Policies
-appender.file.policies.size.type = SizeBasedTriggeringPolicy
-appender.file.policies.size.size = 4MB
-appender.file.strategy.type = DefaultRolloverStrategy
-appender.file.strategy.max = 2
-logger.native.name = org.apache.hadoop.util.NativeCodeLoader
-logger.native.level = error
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Where a session keeps what; all of it is of no value once the session has ended, but for the log."""
-
-    local: Path
-    warehouse: Path
-    temporary: Path
-    home: Path
-    sockets: Path
-    log: Path
-    log_settings: Path
-    class_list: Path
-    jvm_crash: Path
-
 
 @dataclass(frozen=True, slots=True)
 class _Running:
     """What `stop` must know of the session that runs in this process."""
 
     jvm: Jvm
-    places: _Places
+    places: Places
     recording: Archive | None
 
 
@@ -134,15 +95,15 @@ def session(
     """
     global _running
     given = dict(settings or {})
-    _refuse_reserved(given)
+    refuse_reserved(given)
     if SparkContext._active_spark_context is not None or _running is not None:
         raise UsageError("a Spark session is already running in this process", hint="stop it first")
     url = master_url(master, cores)
-    local = _LOCAL.fullmatch(url) is not None
+    local = LOCAL.fullmatch(url) is not None
     places = _prepare(scratch.resolve())
     java = find_java(fallback=places.temporary)
     chosen = spark_settings(app, url, driver_memory, places) | given
-    options = [joined(_java_options(places, short_lived)), given.get("spark.driver.extraJavaOptions", "")]
+    options = [joined(java_options(places, short_lived)), given.get("spark.driver.extraJavaOptions", "")]
     chosen["spark.driver.extraJavaOptions"] = " ".join(options).strip()
     archive = _archive(java, chosen) if fast_start and local else None
     with environment(_variables(local, java, places)):
@@ -181,98 +142,6 @@ def stop(spark: SparkSession, *, patience: float = 30.0) -> None:
     _discard(running.places)
 
 
-def master_url(master: str | None, cores: int | None) -> str:
-    """The master that Spark is told: `local[N,4]` by default, and retries wherever a local one names none."""
-    if cores is not None and cores < 1:
-        raise UsageError(f"cores: at least 1, not {cores}")
-    local = _LOCAL.fullmatch(master or "local[*]")
-    if local is None:
-        if cores is not None:
-            raise UsageError(f"cores: only a local master takes them, and the master is '{master}'")
-        assert master is not None
-        return master
-    named = local["cores"] or "1"
-    usable = len(os.sched_getaffinity(0))
-    count = cores or (usable if named == "*" else int(named))
-    return f"local[{count},{local['attempts'] or ATTEMPTS}]"
-
-
-def spark_settings(app: str, master: str, driver_memory: str, places: _Places) -> dict[str, str]:
-    """All settings but the JVM's own options. Pure: the same arguments, the same settings."""
-    chosen = {
-        "spark.app.name": app,
-        "spark.master": master,
-        "spark.driver.memory": driver_memory,
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        # Spark's own, and the keys that executors on other machines get to make tokens with (`reach.py`).
-        "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|auth_?keys",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.warehouse.dir": places.warehouse.as_uri(),
-        "spark.sql.catalogImplementation": "in-memory",
-        # A batch for Python ends at either; with messages of up to 16 MiB rows alone would be no bound.
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
-        "spark.sql.execution.arrow.maxBytesPerBatch": str(16 << 20),
-        # Queries share the cores fairly if each runs in a pool of its own.
-        "spark.scheduler.mode": "FAIR",
-        # Penstock's queries keep no state, so a batch without data has nothing to do.
-        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        # Every start has a new checkpoint: only the last batches of this run are ever looked at.
-        "spark.sql.streaming.minBatchesToRetain": "10",
-        # Kept for a web page that is off, on the heap that the batches need.
-        "spark.ui.retainedJobs": "50",
-        "spark.ui.retainedStages": "50",
-        "spark.ui.retainedTasks": "1000",
-        "spark.ui.dagGraph.retainedRootRDDs": "10",
-        "spark.sql.ui.retainedExecutions": "20",
-        "spark.sql.streaming.ui.retainedQueries": "10",
-    }
-    local = _LOCAL.fullmatch(master)
-    if local is not None or master.startswith("local-cluster["):
-        chosen |= {
-            # Python's processes talk through Unix sockets: a quarter less time for a small batch. Only on one
-            # machine, since the directory must be there for all. The sockets ask for no secret: whoever reaches
-            # the directory is let in.
-            "spark.python.unix.domain.socket.enabled": "true",
-            "spark.python.unix.domain.socket.dir": str(places.sockets),
-        }
-    if local is not None:
-        chosen |= {
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.local.dir": str(places.local),
-            "spark.sql.shuffle.partitions": str(local["cores"]),
-            "spark.default.parallelism": str(local["cores"]),
-            "spark.sql.streaming.checkpointFileManagerClass": (
-                "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-            ),
-        }
-    return chosen
-
-
-def _java_options(places: _Places, short_lived: bool) -> list[str]:
-    options = [
-        f"-Dlog4j2.configurationFile={places.log_settings.as_uri()}",
-        f"-Dpenstock.spark.log={places.log}",
-        f"-Djava.io.tmpdir={places.temporary}",
-        f"-Dderby.system.home={places.temporary}",
-        f"-XX:ErrorFile={places.jvm_crash}",
-        # Out of memory in one thread leaves the others waiting for it; a dead JVM is noticed, and the run ends.
-        "-XX:+ExitOnOutOfMemoryError",
-        "-XX:+DisplayVMOutputToStderr",
-        "-XX:-UsePerfData",
-        "-Xlog:disable",
-        "-Xlog:all=error:stderr",
-    ]
-    return [*options, "-XX:TieredStopAtLevel=1"] if short_lived else options
-
-
-def _refuse_reserved(given: Mapping[str, str]) -> None:
-    for name, instead in _RESERVED.items():
-        if name in given:
-            raise UsageError(f"the setting '{name}' cannot be given: {instead}")
-
-
 def claim(scratch: Path) -> None:
     """Say that a directory is for sessions alone, whatever is in it.
 
@@ -282,12 +151,12 @@ def claim(scratch: Path) -> None:
     (scratch / _SETTINGS_FILE).touch()
 
 
-def _prepare(scratch: Path) -> _Places:
+def _prepare(scratch: Path) -> Places:
     """Empty directories for a new session; what a killed one left is removed."""
     if "," in str(scratch):
         raise UsageError(f"Spark cannot work in a directory with a comma in its name: {scratch}")
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-    places = _Places(
+    places = Places(
         local=scratch / "local",
         warehouse=scratch / "warehouse",
         temporary=scratch / "tmp",
@@ -302,11 +171,11 @@ def _prepare(scratch: Path) -> _Places:
     _discard(places)
     for directory in (places.local, places.warehouse, places.temporary, places.home, places.sockets):
         directory.mkdir(mode=0o700, exist_ok=True)
-    places.log_settings.write_text(_LOG_SETTINGS)
+    places.log_settings.write_text(LOG_SETTINGS)
     return places
 
 
-def _refuse_strange(places: _Places) -> None:
+def _refuse_strange(places: Places) -> None:
     """Where no session was before, there is nothing of ours to remove."""
     for directory in (places.local, places.warehouse, places.temporary, places.home):
         if not places.log_settings.exists() and directory.is_dir() and any(directory.iterdir()):
@@ -331,7 +200,7 @@ def _socket_dir(scratch: Path) -> Path:
     return outside
 
 
-def _discard(places: _Places) -> None:
+def _discard(places: Places) -> None:
     for directory in (places.local, places.warehouse, places.temporary, places.home, places.sockets):
         shutil.rmtree(directory, ignore_errors=True)
     places.class_list.unlink(missing_ok=True)
@@ -355,7 +224,7 @@ def _bytes(size: str) -> int:
     return int(found[1]) << {"k": 10, "": 20, "m": 20, "g": 30, "t": 40}[found[2]]
 
 
-def _variables(local: bool, java: Java, places: _Places) -> dict[str, str]:
+def _variables(local: bool, java: Java, places: Places) -> dict[str, str]:
     """The environment that the JVM, and the Python processes below it, are started with."""
     variables = {"JAVA_HOME": str(java.home), "PYSPARK_DRIVER_PYTHON": sys.executable}
     if local:
@@ -370,7 +239,7 @@ def _variables(local: bool, java: Java, places: _Places) -> dict[str, str]:
     return variables
 
 
-def _launch(chosen: Mapping[str, str], places: _Places, archive: Archive | None) -> _Running:
+def _launch(chosen: Mapping[str, str], places: Places, archive: Archive | None) -> _Running:
     """Start the JVM; one that does not come up with the archive is started again without."""
     command = {name: value for name, value in chosen.items() if _ON_COMMAND_LINE.fullmatch(name)}
     if archive is None:
