@@ -50,16 +50,30 @@ _LONGEST = (
 
 
 _LONG_HERE = (
+    "test_kafka_sink.py::TestKafkaSink::test_a_server_that_goes_away_is_waited_for",
     "test_kafka_source.py::TestKafkaSource::test_a_copy_goes_on_when_the_server_is_back",
     "test_kafka_source.py::TestKafkaSource::test_tailing_goes_on_when_the_server_is_back",
     "test_rabbitmq.py::TestRabbitMqSource::test_a_copy_goes_on_when_the_server_is_back",
-    "test_nats.py::TestNatsSource::test_a_copy_goes_on_after_a_crash_at_any_batch",
-    "test_rabbitmq.py::TestRabbitMqSource::test_a_copy_goes_on_after_a_crash_at_any_batch",
     "test_elasticsearch_source.py::TestSearchSource::test_a_copy_goes_on_when_the_server_is_back",
     "test_mysql_source.py::TestMySqlSource::test_a_copy_goes_on_when_the_server_is_back",
     "test_mysql_source.py::TestMySqlSource::test_tailing_goes_on_when_the_server_is_back",
 )
-"""Tests of the kit whose servers take their time to start: for the long runs. Each server is restarted in another."""
+"""Tests of the kit whose servers take their time to start: for the long runs."""
+
+_LONG_KIT = (
+    "test_a_copy_goes_on_after_a_crash_at_any_batch",  # the one at every batch stays
+    "test_tailing_goes_on_after_a_crash_at_any_batch",
+    "test_a_copy_is_not_read_far_ahead_of_the_log",
+    "test_changes_are_not_read_far_ahead_of_the_log",
+)
+_WHOLE_KIT = ("test_postgres", "test_mysql", "test_file", "test_sqlite", "test_adaptor_kit")
+"""Of these adaptors every `make test` runs the whole kit; of the others its longest tests are for the long runs."""
+
+
+def _is_long(item: pytest.Item) -> bool:
+    if item.nodeid.endswith(_LONG_HERE):
+        return True
+    return item.name.partition("[")[0] in _LONG_KIT and not item.path.name.startswith(_WHOLE_KIT)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -71,7 +85,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     processes (`-n 3`), since many tests wait for servers. All this before pytest-xdist looks at the groups.
     """
     for item in items:
-        if item.nodeid.endswith(_LONG_HERE):
+        if _is_long(item):
             item.add_marker(pytest.mark.soak)
         if item.get_closest_marker("spark") is None:
             continue

@@ -1,6 +1,6 @@
 """`kill -9` of a running `penstock run`, at every step and at random moments.
 
-A few seeded rounds run with every `make test`, just enough to meet every step; `make soak` runs many.
+A few seeded rounds run with every `make test`; `make soak` runs many, and asks that they met every step.
 """
 
 from __future__ import annotations
@@ -25,14 +25,10 @@ from .crashing import (
 pytestmark = pytest.mark.spark
 
 
-def killed_again_and_again(
-    directory: Path, seed: int, rounds: int, messages: int, *, sparing: bool = False
-) -> Loop:
-    """The loop, verified after every kill; if `sparing`, no kill aims at a step that an earlier one has met."""
+def killed_again_and_again(directory: Path, seed: int, rounds: int, messages: int) -> Loop:
+    """The loop, verified after every kill."""
     loop = Loop(directory, messages, rate=4_000)
     for aim, turn in rounds_of(seed, rounds):
-        if sparing and aim in loop.hit():
-            continue
         done = loop.kill_after(turn) if aim == "random" else loop.kill_at(aim, int(turn))
         print(f"{aim}: exit {done.exit_code} after {done.seconds:.1f} s, under way: {dict(done.interrupted)}")  # noqa: T201
         assert done.killed or done.exit_code == 0, loop.log_of()
@@ -45,9 +41,9 @@ def killed_again_and_again(
 
 
 @pytest.mark.timeout(600)
-def test_each_message_arrives_once_whatever_step_is_interrupted(tmp_path: Path) -> None:
-    loop = killed_again_and_again(tmp_path, seed=2416, rounds=len(STEPS), messages=3_000, sparing=True)
-    assert set(loop.hit()) >= set(STEPS), f"not every step was hit with work in flight: {loop.hit()}"
+def test_each_message_arrives_once_though_its_run_is_killed(tmp_path: Path) -> None:
+    loop = killed_again_and_again(tmp_path, seed=2416, rounds=3, messages=3_000)
+    assert loop.hit(), "no kill met a step with work in flight"
 
 
 @pytest.mark.soak

@@ -76,8 +76,9 @@ def run_and_kill(tmp_path: Path, checkpoints: Path, goals: list[int]) -> None:
         driver.communicate(timeout=20)
 
 
-@pytest.mark.parametrize("restarts", [1, pytest.param(10, marks=pytest.mark.soak)])
-def test_every_restart_after_a_kill_goes_on_where_the_query_was(tmp_path: Path, restarts: int) -> None:
+@pytest.mark.soak
+def test_every_restart_after_a_kill_goes_on_where_the_query_was(tmp_path: Path) -> None:
+    restarts = 10
     checkpoints = tmp_path / "checkpoints"
     reached = [-1] * QUERIES
     inside_a_write = 0

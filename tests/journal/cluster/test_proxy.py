@@ -80,7 +80,7 @@ def test_a_cut_link_resets_what_there_is_and_what_comes_until_it_heals(link: Pro
         link.cut()
         with pytest.raises(ConnectionError):
             one.recv(1)
-    with connected(link) as two, pytest.raises(ConnectionError):
+    with pytest.raises(ConnectionError), connected(link) as two:
         two.recv(1)
     link.heal()
     with connected(link) as three:
