@@ -67,7 +67,7 @@ def test_a_transaction_in_several_appends_is_given_once_its_end_is_there(
 ) -> None:
     for module in (positions, commitlog):
         monkeypatch.setattr(module, "GRANULE", 500 if index else 1 << 30)
-    monkeypatch.setattr("penstock.spark.planning.SMALL_BATCH", 600)
+    monkeypatch.setattr("penstock.spark.planner.SMALL_BATCH", 600)
     log = a_log(place)
     log.append(some(3), {}, [], NOW)
     stream = Stream(place, pipeline="shop", maxBytes=1000)
@@ -174,7 +174,7 @@ def test_no_batch_ends_within_a_unit_whatever_the_limits(
     rng = random.Random(seed)
     for module in (positions, commitlog):
         monkeypatch.setattr(module, "GRANULE", rng.choice([200, 2000, 1 << 30]))
-    monkeypatch.setattr("penstock.spark.planning.SMALL_BATCH", rng.choice([300, 4 << 20]))
+    monkeypatch.setattr("penstock.spark.planner.SMALL_BATCH", rng.choice([300, 4 << 20]))
     log, allowed, is_open = a_log(place), {0}, False
     for _ in range(60):
         mode = rng.choice([Mode.COPY, Mode.SYNC])
@@ -210,7 +210,7 @@ def test_a_sink_far_behind_does_not_look_through_an_open_transaction_for_each_of
 ) -> None:
     for module in (positions, commitlog):
         monkeypatch.setattr(module, "GRANULE", 500)
-    monkeypatch.setattr("penstock.spark.planning.SMALL_BATCH", 600)
+    monkeypatch.setattr("penstock.spark.planner.SMALL_BATCH", 600)
     log = a_log(place)
     for _ in range(20):
         log.append(some(10), {}, [], NOW)

@@ -29,11 +29,12 @@ from penstock.journal.client import Client, UnauthenticatedError
 from penstock.journal.embedded import EmbeddedBroker
 from penstock.spark import ranges
 from penstock.spark.access import TokenFile
+from penstock.spark.byteplanning import BytePlanner, LinePlanner
 from penstock.spark.formats import read_range
 from penstock.spark.jsonrows import JsonRows
 from penstock.spark.options import OPTIONS, Content, DataLossError, SourceOptions
 from penstock.spark.options import Mode as JsonMode
-from penstock.spark.planning import BytePlanner, LinePlanner, planner
+from penstock.spark.planning import planner
 from penstock.spark.ranges import JournalRange, LocalFile
 from penstock.spark.rowtext import RowError, Rows
 from penstock.spark.source import PenstockSource

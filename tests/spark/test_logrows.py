@@ -207,6 +207,31 @@ def test_a_log_without_an_index_is_cut_where_fragments_begin(written: Log) -> No
     assert set(found._borders(0, written.log.point.byte)) <= begins
 
 
+@pytest.mark.parametrize("parts", [2, 3, 7])
+def test_large_appends_are_cut_between_records_into_parts_of_one_size(
+    place: Place, monkeypatch: pytest.MonkeyPatch, parts: int
+) -> None:
+    monkeypatch.setattr("penstock.spark.planner.SMALL_BATCH", 1000)
+    log = CommitLog(place.client, f"large-{parts}", place.path / "index", 1 << 30, NOW)
+    for i in range(0, 900, 300):
+        log.append(messages(i, 300), {}, [], NOW)
+    options = {
+        "broker": f"unix:{place.path}/broker.sock", "pipeline": f"large-{parts}", "partitions": str(parts),
+    }  # fmt: skip
+    parsed = SourceOptions.parse(options)
+    found = RecordPlanner(parsed, stream=False).batch()
+    sizes = [one.end - one.begin for one in found if isinstance(one, JournalRange)]
+    assert len(sizes) == parts
+    assert max(sizes) - min(sizes) < log.point.byte / parts / 4
+    offsets = [
+        offset
+        for one in found
+        for batch in read_range(parsed, None, one)
+        for offset in batch.column("offset").to_pylist()
+    ]
+    assert offsets == list(range(900))
+
+
 def test_a_batch_read_shows_what_compaction_kept_and_then_the_log(place: Place) -> None:
     log = CommitLog(place.client, "compacted", place.path / "index", 1 << 14, NOW)
     for i in range(0, 400, 20):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from penstock.spark.endsearch import Limits
-    from penstock.spark.planning import Place, Planner
+    from penstock.spark.planner import Place, Planner
 
 
 class PenstockSource(DataSource):

@@ -74,7 +74,7 @@ class PostgresSink(Sink):
         return findings(self._named(), namespaces)
 
     def stager(self) -> Stager:
-        return PostgresStager(self._named())
+        return PostgresStager(self._named(), self.schemas)
 
     def publisher(self) -> Publisher:
         return PostgresPublisher(self._named(), self.schemas)

@@ -1,6 +1,7 @@
 """Tables that are not there yet, or lack columns: made by the publisher, inside the transaction that fills them.
 
 Rows for such a table were staged as they came (`RawTable`). What columns it gets, `penstock.adaptors.growing` says.
+A table that the source knows all about is there already (`sink_create`).
 What the server then does not take is refused with its offset.
 """
 
@@ -10,32 +11,24 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.adaptors.base import Schemas
-from penstock.adaptors.growing import Seen
-from penstock.adaptors.postgres.sink_rows import METADATA, Lines
-from penstock.adaptors.postgres.sink_session import quoted
+from penstock.adaptors.postgres.sink_create import create, schema_of
+from penstock.adaptors.postgres.sink_rows import Lines
 from penstock.adaptors.postgres.sink_stage import RAW, SHIFT, Options, StageTable
 from penstock.adaptors.postgres.sink_table import (
     Name,
     Table,
     add_statement,
     create_statement,
-    has_schema,
     tables_of,
 )
 from penstock.base.errors import RefusedError, UsageError
-from penstock.log.schema import Field, Kind, Schema
+from penstock.log.schema import Schema
 
 if TYPE_CHECKING:
     import psycopg
 
 AT_ONCE = 5_000
 """Rows that are read back from the server at a time."""
-
-_METADATA = (
-    Field(METADATA[0], Kind.INT),
-    Field(METADATA[1], Kind.STRING),
-    Field(METADATA[2], Kind.TIMESTAMP),
-)
 
 
 class Grower:
@@ -48,7 +41,9 @@ class Grower:
 
     def convert(self, target: Name, raws: Sequence[Name], number: int) -> tuple[Table, StageTable]:
         """The table as it now is, and its rows in a temporary staging table."""
-        schema = self._schema(raws)
+        options = self._options
+        append = options.mode == "append"
+        schema = schema_of(self._read(raws), self._schemas, append=append, metadata=options.metadata)
         table = tables_of(self._connection, [target]).get(target)
         if table is None:
             self._create(target, schema)
@@ -60,30 +55,18 @@ class Grower:
         return table, stage
 
     def _create(self, target: Name, schema: Schema) -> None:
-        statement = create_statement(self._connection, target, schema)
         if not self._options.create_tables:
+            statement = create_statement(self._connection, target, schema)
             raise UsageError(
                 f"table {target} does not exist", hint=f"set create_tables=True, or make it: {statement}"
             )
-        if not has_schema(self._connection, target.schema):
-            self._connection.execute(f"CREATE SCHEMA {quoted(target.schema)}")
-        self._connection.execute(statement)
+        create(self._connection, target, schema)
 
     def _add(self, table: Table, schema: Schema) -> None:
         known = table.names | table.computed
         added = [field for field in schema.fields if field.name not in known]
         if added and self._options.add_columns:
             self._connection.execute(add_statement(self._connection, table.name, added))
-
-    def _schema(self, raws: Sequence[Name]) -> Schema:
-        seen = Seen()
-        for lines in self._read(raws):
-            for origin, op, key, data in zip(lines.origin, lines.op, lines.key, lines.data, strict=True):
-                seen.add(origin, op, key, data)
-        found = seen.schema(self._schemas)
-        if self._options.mode == "append":
-            return Schema((*found.fields, *(_METADATA if self._options.metadata else ())), ())
-        return found
 
     def _fill(self, raws: Sequence[Name], stage: StageTable) -> None:
         converter = self._options.converter(stage.table)

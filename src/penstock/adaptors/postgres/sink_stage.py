@@ -9,8 +9,9 @@ A staging table has the columns of the table that its rows are for, under names 
     c1 …     the columns by their number in the table; of a delete, those of the key alone
     o1 …     of a row that moves: the key that it had
 
-Rows that the server cannot read are refused one by one. A table that is not there yet, or lacks columns that it is to
-get, gets its rows as they came (`raw`): the publisher, who alone changes tables, makes columns of them.
+Rows that the server cannot read are refused one by one. A table that is not there yet and whose fields the source does
+not know, or that lacks columns that it is to get, gets its rows as they came (`raw`): the publisher makes columns of
+them.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from penstock.adaptors.base import Refusal, Stage, Staged, Stager
+from penstock.adaptors.base import Refusal, Schemas, Stage, Staged, Stager
 from penstock.adaptors.needs import need
 from penstock.adaptors.parts import whole_messages
+from penstock.adaptors.postgres.sink_create import create_with_others, known_schema
 from penstock.adaptors.postgres.sink_rows import Block, Converted, Converter, Lines
 from penstock.adaptors.postgres.sink_session import connect, meaning, quoted, telling
 from penstock.adaptors.postgres.sink_table import Name, Table, name_of, tables_of
@@ -97,12 +99,13 @@ class StagedTable(msgspec.Struct, frozen=True):
 class PostgresStager(Stager):
     """Copies the rows of a task into staging tables that no other attempt uses."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, schemas: Schemas) -> None:
         self._options = options
+        self._schemas = schemas
 
     def stage(self, stage: Stage, rows: Iterator[pa.RecordBatch]) -> Staged:
         tally = Tally(stage.skip_below)
-        staging = _Staging(self._options, stage)
+        staging = _Staging(self._options, self._schemas, stage)
         refused: list[Refusal] = []
         try:
             with telling("cannot stage rows in PostgreSQL"):
@@ -123,9 +126,10 @@ Copying = Callable[[], list[tuple[int, str, str]]]
 class _Staging:
     """The staging tables of one task attempt. The server copies the rows of a batch while the next one is read."""
 
-    def __init__(self, options: Options, stage: Stage) -> None:
+    def __init__(self, options: Options, schemas: Schemas, stage: Stage) -> None:
         self.bytes = 0
         self._options = options
+        self._schemas = schemas
         attempt = hashlib.sha256(f"{stage.directory}/{stage.name}".encode()).hexdigest()[:16]
         self._name = options.prefix + attempt
         self._connection: psycopg.Connection[Any] | None = None
@@ -176,7 +180,7 @@ class _Staging:
     def _prepared(self, target: Name, lines: Lines) -> Callable[[], Copying]:
         """Make lines of rows, which needs no server; what is given back then finds, or makes, their staging table."""
         if target not in self._converters:
-            table = tables_of(self.connection, [target]).get(target)
+            table = tables_of(self.connection, [target]).get(target) or self._made(target, lines)
             self._converters[target] = self._options.converter(table) if table is not None else None
         converter = self._converters[target]
         if converter is not None and target not in self._raw:
@@ -184,6 +188,17 @@ class _Staging:
             if converted is not None:
                 return partial(self._into_typed, converter.table, lines, converted)
         return partial(self._into_raw, target, lines)
+
+    def _made(self, target: Name, lines: Lines) -> Table | None:
+        options = self._options
+        if not options.create_tables:
+            return None
+        append = options.mode == "append"
+        schema = known_schema(lines, self._schemas, append=append, metadata=options.metadata)
+        if schema is None:
+            return None
+        create_with_others(self.connection, target, schema)
+        return tables_of(self.connection, [target]).get(target)
 
     def _into_typed(self, table: Table, lines: Lines, converted: Converted) -> Copying:
         if table.name not in self._typed:

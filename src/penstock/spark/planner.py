@@ -1,0 +1,109 @@
+"""What the planners of all kinds of journals have in common."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from pyspark.sql.datasource import InputPartition
+
+from penstock.base.errors import UsageError
+from penstock.journal.client import Client
+from penstock.journal.datadir import DataDir
+from penstock.spark import ranges
+from penstock.spark.endsearch import Limits
+from penstock.spark.options import DataLossError, SourceOptions
+from penstock.spark.ranges import JournalRange, LocalFile, locate
+
+log = logging.getLogger(__name__)
+
+SMALL_BATCH = 4 << 20
+"""Below this many bytes a second partition costs more than it saves."""
+
+Place = dict[str, int]
+
+
+class Planner(ABC):
+    """What both readers need of a journal. Lives in Spark's planning process."""
+
+    def __init__(self, options: SourceOptions, *, stream: bool) -> None:
+        self.options = options
+        self.stream = stream
+        self._located: tuple[int, int, list[LocalFile]] = (0, 0, [])
+        self._lacking_since: float | None = None
+
+    @abstractmethod
+    def start(self) -> Place:
+        """Where a stream begins."""
+
+    @abstractmethod
+    def latest(self, start: Place, head: int, limits: Limits) -> Place:
+        """The end of the next micro-batch, at most at `head`; `start` if there is nothing yet."""
+
+    @abstractmethod
+    def ranges(self, start: Place, end: Place) -> list[InputPartition]:
+        """The ranges of a micro-batch."""
+
+    @abstractmethod
+    def batch(self) -> list[InputPartition]:
+        """The ranges of a batch read."""
+
+    @functools.cached_property
+    def client(self) -> Client:
+        directory = self.options.data_dir
+        if directory is not None and self.options.serves_itself:
+            _require_served(DataDir(directory))
+        return self.options.access.client()
+
+    def head(self) -> int:
+        return self.client.head(self.options.journal)
+
+    def wait(self, beyond: int) -> int:
+        """The head, as soon as it is past `beyond`; waits in the broker rather than in a loop.
+
+        `beyond` was the head once. A broker that is behind may say less for a while; a journal that was set back would
+        have the query wait until other bytes are there, and go on in the midst of them.
+        """
+        head = self.client.wait(self.options.journal, beyond, self.options.wait)
+        now = time.monotonic()
+        self._lacking_since = None if head >= beyond else self._lacking_since or now
+        if self._lacking_since is not None and now - self._lacking_since > ranges.PATIENCE:
+            raise ranges.set_back(self.options.journal, head, beyond)
+        return head
+
+    def _loss(self, begin: int, end: int) -> None:
+        """The bytes between are gone and were asked for."""
+        if self.options.fails_on_data_loss(stream=self.stream):
+            raise DataLossError(self.options.journal, begin, end)
+        log.warning(
+            "journal %s: bytes %d to %d are gone; going on at %d", self.options.journal, begin, end, end
+        )
+
+    def _range(self, begin: int, end: int) -> JournalRange:
+        """A range with the files it lies in; those of a range that was looked up before are known already."""
+        known_begin, known_end, files = self._located
+        if begin < known_begin or end > known_end:
+            files = locate(self.options.access, self.options.journal, begin, end)
+            self._located = (begin, end, files)
+        return JournalRange(begin, end, [file for file in files if file.begin < end and file.end > begin])
+
+    def _between(self, borders: Sequence[int]) -> list[InputPartition]:
+        """A range between each two borders."""
+        self._range(borders[0], borders[-1])
+        return [self._range(begin, end) for begin, end in itertools.pairwise(borders)]
+
+    def _parts(self, size: int) -> int:
+        return max(1, min(self.options.partitions, size // SMALL_BATCH))
+
+
+def _require_served(directory: DataDir) -> None:
+    directory.version()
+    if directory.owner() is None:
+        raise UsageError(
+            f"nobody serves the data directory {directory.path} at the moment",
+            hint=f"`penstock broker serve --data-dir {directory.path}` does, and so does a running pipeline",
+        )
