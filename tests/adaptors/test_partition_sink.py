@@ -23,10 +23,10 @@ from penstock.adaptors.base import Guarantee, Publisher, Sink, SinkPosition, Sta
 from penstock.adaptors.file.partition_local import LocalTarget
 from penstock.adaptors.formats import partition_stage
 from penstock.adaptors.formats.partition_sink import PartitionedSink, PartitionPublisher
-from penstock.adaptors.formats.partition_stage import Layout
+from penstock.adaptors.formats.partition_stage import RAW, Layout
 from penstock.base.disk import Buffer, Disk, DiskFile
 from penstock.base.errors import CorruptError, RefusedError, UsageError
-from penstock.log.schema import Field, Kind, Schema
+from penstock.log.schema import Field, Kind, LatestSchemas, Schema
 from penstock.testing.powerloss import (
     BrokenPromiseError,
     Mark,
@@ -75,7 +75,7 @@ class Writer:
         given = {"format": "parquet", **settings}
         self.sink: Sink = a.file(uri=f"file://{target}/", **given).sink()
         self.schemas = {"orders": ORDERS} if schemas is None else schemas
-        self.sink.use(lambda ns: self.schemas.get(ns), "p.s")
+        self.sink.use(LatestSchemas(lambda ns: self.schemas.get(ns), lambda: self.schemas), "p.s")
         self.publisher = self.sink.publisher()
         self.position = self.publisher.open(at(0))
 
@@ -127,6 +127,25 @@ def test_rows_have_the_columns_of_the_schema_under_their_namespace(target: Path)
     assert writer.sink.guarantee is Guarantee.EXACTLY_ONCE
 
 
+def test_tasks_write_the_columns_of_a_namespace_from_its_first_batch_on(target: Path) -> None:
+    """The publisher has one process; were it to write them, it would for every batch of a run."""
+    writer = Writer(target)
+    staged = writer.stage(rows_of([order(0), order(1), order(2)]))
+    assert not (Path(staged.part) / RAW).exists()
+    assert list(Path(staged.part).rglob("*.parquet"))
+
+
+def test_a_namespace_without_a_schema_is_left_to_the_publisher_once(target: Path) -> None:
+    writer = Writer(target, {})
+    first = writer.stage(rows_of([order(0), order(1), order(2)]))
+    assert (Path(first.part) / RAW).exists(), "the log may know more when the batch is published"
+    before = writer.sink.learnt
+    writer.publisher.publish([first], at(3))
+    assert writer.sink.learnt > before
+    second = writer.stage(rows_of([order(0), order(1), order(2)]))
+    assert not (Path(second.part) / RAW).exists()
+
+
 def test_rows_are_parted_by_fields_date_and_namespace(target: Path) -> None:
     writer = Writer(target, partition_by=["ns", "date", "city"])
     texts = [order(0, "a/b=c%"), order(1, None), order(2, "Zürich"), order(3, "")]
@@ -142,21 +161,24 @@ def test_rows_are_parted_by_fields_date_and_namespace(target: Path) -> None:
     assert inside.schema.names == ["id", "day"]
 
 
-def test_a_row_that_does_not_fit_is_refused_once_the_schema_is_known(target: Path) -> None:
+@pytest.mark.parametrize("met", [True, False])
+def test_a_row_that_does_not_fit_is_refused(target: Path, met: bool) -> None:
     writer = Writer(target)
-    writer.write(rows_of([order(0)]), to=1)
+    if met:
+        writer.write(rows_of([order(0)]), to=1)
     report = writer.stage(rows_of([order(1), '{"id":"x"}', '{"new":1}', order(4)], first=1))
     assert [one.offset for one in report.refused] == [2, 3]
     assert "field 'id': 'x' (string) does not fit int64" in report.refused[0].error
     assert "field 'new' is not in the schema" in report.refused[1].error
     assert (report.rows, report.messages) == (2, 2)
     writer.publisher.publish([report], at(5))
-    assert [row["id"] for row in rows_in(target)] == [0, 1, 4]
+    assert [row["id"] for row in rows_in(target)] == [*([0] if met else []), 1, 4]
 
 
-def test_a_first_batch_that_does_not_fit_is_refused_whole_and_not_visible(target: Path) -> None:
-    writer = Writer(target)
+def test_a_batch_that_does_not_fit_what_the_log_says_meanwhile_is_refused_whole(target: Path) -> None:
+    writer = Writer(target, {})
     report = writer.stage(rows_of([order(0), '{"id":"x"}']))
+    writer.schemas["orders"] = ORDERS
     with pytest.raises(RefusedError, match="message 1 of orders: field 'id'"):
         writer.publisher.publish([report], at(2))
     assert files_of(target) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from penstock import adaptors as a
 from penstock.adaptors.base import SinkPosition, Stage
 from penstock.adaptors.postgres import sink as postgres_sink
 from penstock.adaptors.postgres import sink_session as postgres_sink_session
+from penstock.adaptors.postgres.sink_stage import StagedTable
 from penstock.base.errors import AwayError, PenstockError, RefusedError, UsageError
 from penstock.log.message import Message, Op
 from penstock.log.schema import Field, Kind, Schema
@@ -464,6 +466,26 @@ def test_tables_are_made_from_the_schema_and_grow_with_it(shop: Shop) -> None:
     assert shop.rows("id, more::text FROM orders ORDER BY id") == [
         (1, None), (2, None), (3, "2026-11-16"), (4, None),
     ]  # fmt: skip
+
+
+def test_tasks_make_a_table_that_the_source_knows_and_stage_its_columns_at_once(shop: Shop) -> None:
+    """However many begin at the same time; its rows come with the batch, as always."""
+    writer = shop.writer(create_tables=True, schemas={"shop": f"{shop.schema}_made"})
+    writer.schemas["shop.orders"] = Schema((Field("id", Kind.INT), Field("total", Kind.INT)), ("id",))
+    with ThreadPoolExecutor(4) as tasks:
+        made = [tasks.submit(writer.stage, order(n, total=n), parts=1) for n in range(4)]
+        parts = [part for one in made for part in one.result()]
+    staged = [table for part in parts for table in msgspec.json.decode(part.part, type=list[StagedTable])]
+    assert [(table.raw, table.rows) for table in staged] == [(False, 1)] * 4
+    assert shop.rows(f"count(*) FROM {shop.schema}_made.orders") == [(0,)]
+
+
+def test_of_a_field_that_the_source_does_not_know_all_rows_tell(shop: Shop) -> None:
+    writer = shop.writer(create_tables=True)
+    writer.schemas["shop.orders"] = Schema((Field("id", Kind.INT),), ("id",))
+    parts = writer.stage(order(1, total=1), order(2, total=1.5))
+    staged = [table for part in parts for table in msgspec.json.decode(part.part, type=list[StagedTable])]
+    assert all(table.raw for table in staged)
 
 
 def test_a_table_that_no_schema_describes_gets_types_that_hold_what_came(shop: Shop) -> None:

@@ -43,6 +43,17 @@ def test_a_task_gets_a_place_and_finds_the_sink_there(tmp_path: Path) -> None:
     assert safe.variables() == {}
 
 
+def test_what_a_sink_has_learnt_its_next_tasks_know(tmp_path: Path) -> None:
+    safe = Safe(tmp_path / "sealed")
+    taught = sink("before")
+    safe.put("out", taught)
+    first = safe.sealed("out")
+    assert safe.sealed("out") is first
+    taught._settings = Guarded("after")  # type: ignore[attr-defined]
+    taught.learnt += 1
+    assert pickle.loads(pickle.dumps(safe.sealed("out"))).open()._settings.password == "after"
+
+
 def test_the_place_is_for_this_user_alone(tmp_path: Path) -> None:
     safe = Safe(tmp_path / "sealed")
     safe.put("out", sink())

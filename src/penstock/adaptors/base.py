@@ -393,6 +393,8 @@ class Sink(ABC):
     """For the publisher: what the source said about the fields of a namespace."""
     name: str = ""
     """Of the pipeline and the sink in it, `shop.search`: what a sink sets up at the system can be named after it."""
+    learnt: int = 0
+    """Counted up by a publisher that has told its sink what tasks should know: those of the next batch will."""
 
     def use(self, schemas: Schemas, name: str) -> None:
         """Called once, before `publisher`, in the process that publishes."""

@@ -77,7 +77,7 @@ class Safe:
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
         self._sinks: dict[str, Sink] = {}
-        self._sealed: dict[str, Sealed] = {}
+        self._sealed: dict[str, tuple[int, Sealed]] = {}
 
     def put(self, key: str, sink: Sink) -> None:
         """Keep a sink under the name of its node."""
@@ -85,12 +85,13 @@ class Safe:
         self._sealed.pop(key, None)
 
     def sealed(self, key: str) -> Sealed:
-        """What the tasks of a sink are given."""
-        found = self._sealed.get(key)
-        if found is None:
-            sink = self._sinks[key]
+        """What the tasks of a sink are given: the sink as it was when it last learnt something."""
+        sink = self._sinks[key]
+        learnt, found = self._sealed.get(key, (-1, None))
+        if found is None or learnt != sink.learnt:
             place = None if self._directory is None else _written(self._directory, key, seal(sink))
-            found = self._sealed[key] = Sealed(key, place, sink.schemas, sink.name)
+            found = Sealed(key, place, sink.schemas, sink.name)
+            self._sealed[key] = (sink.learnt, found)
         return found
 
     def clear(self) -> None:

@@ -36,7 +36,7 @@ from penstock.adaptors.base import (
     Staged,
     Stager,
 )
-from penstock.adaptors.formats.partition_stage import RAW, Files, Layout, PartitionStager, by_value
+from penstock.adaptors.formats.partition_stage import RAW, Files, Layout, PartitionStager, by_value, united
 from penstock.base.errors import CorruptError, PenstockError, RefusedError, UsageError
 from penstock.log.schema import Schema
 
@@ -132,7 +132,7 @@ class PartitionedSink(Sink):
         self._met: dict[str, Schema | None] = {}
 
     def stager(self) -> Stager:
-        return PartitionStager(self._layout, {ns: self.schema_of(ns) for ns in self._met})
+        return PartitionStager(self._layout, self.met(), self.schemas)
 
     def publisher(self) -> Publisher:
         return PartitionPublisher(self._target, self, self._layout, self._if_exists)
@@ -148,16 +148,10 @@ class PartitionedSink(Sink):
 
     def schema_of(self, ns: str) -> Schema | None:
         """All fields that a namespace has had; rows from before a change are written as well."""
+        if ns not in self._met:
+            self.learnt += 1
         self._met[ns] = united(self._met.get(ns), self.schemas(ns))
         return self._met[ns]
-
-
-def united(before: Schema | None, now: Schema | None) -> Schema | None:
-    if before is None or now is None:
-        return now or before
-    names = {field.name for field in now.fields}
-    gone = tuple(field for field in before.fields if field.name not in names)
-    return Schema(now.fields + gone, now.key)
 
 
 class PartitionPublisher(Publisher):
@@ -206,6 +200,8 @@ class PartitionPublisher(Publisher):
         directories = [Path(staged.part) for staged in parts if staged.part]
         for directory in directories:
             self._write_raw(directory)
+        for ns in {ns for staged in parts for ns in staged.namespaces}:
+            self._sink.schema_of(ns)
         batch = uuid.uuid4().hex[:12]
         files = list(self._named(directories, position))
         if files:

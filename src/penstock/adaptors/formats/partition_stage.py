@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from penstock.adaptors.away import telling
-from penstock.adaptors.base import Refusal, Stage, Staged, Stager
+from penstock.adaptors.base import Refusal, Schemas, Stage, Staged, Stager
 from penstock.adaptors.columns.rowcolumns import columns_of
 from penstock.adaptors.formats.contents import Codec
 from penstock.adaptors.formats.linewriter import lines_of, without
@@ -35,7 +35,7 @@ MOST_OPEN = 64
 """Files that a task has open."""
 NOWHERE = "__HIVE_DEFAULT_PARTITION__"
 RAW = "raw.arrow"
-"""Rows of namespaces whose schema the task does not know; the publisher does."""
+"""Rows of namespaces that the sink has not met and the log says nothing of; the publisher asks it again."""
 
 _UNSAFE = frozenset("\"#%'*/:=?\\\x7f{}[]^<>|") | {chr(code) for code in range(0x20)}
 _META = ("_op", "_ts", "_ns", "_offset")
@@ -57,10 +57,15 @@ class Layout:
 
 
 class PartitionStager(Stager):
-    """Writes the rows of one task. `schemas` are those of the namespaces that the sink has met; None for none."""
+    """Writes the rows of one task.
 
-    def __init__(self, layout: Layout, schemas: Mapping[str, Schema | None]) -> None:
+    `met` are the namespaces that the sink knows, with all fields that they have had; None for those without a schema.
+    `schemas` is what the log says now.
+    """
+
+    def __init__(self, layout: Layout, met: Mapping[str, Schema | None], schemas: Schemas) -> None:
         self._layout = layout
+        self._met = met
         self._schemas = schemas
 
     def stage(self, stage: Stage, rows: Iterator[pa.RecordBatch]) -> Staged:
@@ -80,14 +85,24 @@ class PartitionStager(Stager):
     def _add(self, tally: Tally, files: Files, batch: pa.RecordBatch) -> list[Refusal]:
         refused: list[Refusal] = []
         for origin, rows in by_value(batch, "origin"):
-            if self._layout.form == "parquet" and origin not in self._schemas:
+            schema = united(self._met.get(origin), self._schemas(origin))
+            if schema is None and self._layout.form == "parquet" and origin not in self._met:
                 files.keep_raw(rows)
                 tally.add(rows)
                 continue
-            taken, refusals = files.add(rows, self._schemas.get(origin))
+            taken, refusals = files.add(rows, schema)
             tally.add(taken)
             refused += refusals
         return refused
+
+
+def united(before: Schema | None, now: Schema | None) -> Schema | None:
+    """All fields of both; rows from before a change are written as well."""
+    if before is None or now is None:
+        return now or before
+    names = {field.name for field in now.fields}
+    gone = tuple(field for field in before.fields if field.name not in names)
+    return Schema(now.fields + gone, now.key)
 
 
 def by_value(batch: pa.RecordBatch, column: str) -> Iterator[tuple[str, pa.RecordBatch]]:
