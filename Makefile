@@ -14,7 +14,8 @@ unexport PYTHONDONTWRITEBYTECODE
 run: $(READY)  ## the quick start: a sample shop through the log and Spark into two files
 	@$(BIN)/python examples/shop/make_shop.py quickstart/shop.db
 	@cd quickstart && ../$(BIN)/penstock run ../examples/shop/pipeline.py --once
-	@echo "To type these:  source $(BIN)/activate && cd quickstart"
+	@cd quickstart && ../$(BIN)/penstock status
+	@echo "To look around:  source $(BIN)/activate && cd quickstart && penstock status"
 	@echo "Then kill it in the middle of a \`make run\`, and run it again: nothing is lost, nothing comes twice."
 
 test: $(READY)  ## the whole suite, without the long runs

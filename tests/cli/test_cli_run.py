@@ -219,6 +219,8 @@ def test_what_to_try_next_names_the_data_directory() -> None:
     assert commands[:2] == ["penstock status --data-dir 'a b'", "penstock xlog show 7 9 --data-dir 'a b'"]
     empty = dataclasses.replace(summary, log_next=0)
     assert not any("xlog" in step.command for step in what_next(empty, Path(".penstock")))
+    assert what_next(dataclasses.replace(summary, exit_code=3), Path(".penstock")) == []
+    assert what_next(dataclasses.replace(summary, log_next=summary.read + 1), Path(".penstock")) == []
 
 
 def test_plan_asks_a_real_database(invoke: Invoke, shop_file: Path, tmp_path: Path) -> None:

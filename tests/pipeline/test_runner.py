@@ -23,7 +23,7 @@ from penstock import adaptors as a
 from penstock import functions as f
 from penstock.adaptors.base import SinkPosition, Staged
 from penstock.adaptors.file.sink import FilePublisher
-from penstock.base.errors import PenstockError
+from penstock.base.errors import PenstockError, UsageError
 from penstock.functions.base import Editable, Function, FunctionError
 from penstock.log.message import MessageOffset
 from penstock.log.offsets import OffsetLog
@@ -418,6 +418,19 @@ def test_an_older_copy_of_the_data_directory_is_noticed(here: Here) -> None:
     (here.path / "copy").rename(here.path / "data")
     with pytest.raises(PenstockError, match="has the messages below 2000, but the log ends at 1000"):
         here.run(simple(here, 3000))
+
+
+@pytest.mark.parametrize("name", ["in", "other"])
+def test_a_log_that_another_source_wrote_is_refused_before_anything_is_read(here: Here, name: str) -> None:
+    """Its positions are not this one's: rows would come twice, or not at all."""
+    here.run(simple(here, 1000))
+    here.write("in.jsonl", [{"n": n} for n in range(10)])
+    pipeline = Pipeline(simple(here, 1).name)
+    pipeline.source(name, a.file(uri=here.uri("in.jsonl"))).save("out", a.file(uri=here.uri("out.jsonl")))
+    with pytest.raises(UsageError, match="was written by source 'in' \\(generate\\)"):
+        here.run(pipeline)
+    summary = here.run(simple(here, 2000))
+    assert (summary.exit_code, summary.read) == (0, 1000)
 
 
 def test_once_ends_a_source_that_tails(here: Here) -> None:

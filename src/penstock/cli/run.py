@@ -261,9 +261,11 @@ def _live(name: str, connection: Connection, carry_out: Callable[[Report, Failed
 
 
 def what_next(summary: Summary, data_dir: Path, broker: str | None = None) -> list[NextStep]:
-    """Commands that are worth typing after this run."""
+    """Commands that are worth typing after a first run. One that failed has said by itself what to do."""
     from penstock.cli.render import NextStep
 
+    if summary.exit_code or summary.read < summary.log_next:
+        return []
     where = "" if data_dir == DEFAULT_DATA_DIR else f" --data-dir {shlex.quote(str(data_dir))}"
     if broker is not None:
         where = f" --broker {shlex.quote(broker)}"

@@ -81,6 +81,8 @@ class ControlState(msgspec.Struct, frozen=True):
 
     paused: frozenset[str] = frozenset()
     run: RunMark | None = None
+    source: str = ""
+    """The source that the last run read."""
 
     def after(self, entry: ControlEntry) -> ControlState:
         """This state and one more entry."""
@@ -90,7 +92,7 @@ class ControlState(msgspec.Struct, frozen=True):
         if entry.action == RESUME and entry.sink is not None:
             return replace(self, paused=self.paused - {entry.sink})
         if entry.action == RUN_BEGIN:
-            return replace(self, run=_begun(entry))
+            return replace(self, run=_begun(entry), source=str(entry.detail.get("source") or self.source))
         if self.run is None or entry.detail.get("run") != self.run.run:
             # Of two that began at once the later one may have given way. Who beats lives.
             takes_its_place = entry.action == RUN_BEAT and "pid" in entry.detail

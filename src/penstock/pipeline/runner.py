@@ -46,6 +46,7 @@ from penstock.pipeline.definition import Pipeline
 from penstock.pipeline.engine import Engine
 from penstock.pipeline.errortext import first_line
 from penstock.pipeline.housekeeping import Housekeeping
+from penstock.pipeline.identity import refuse_another_source, source_identity
 from penstock.pipeline.ingest import Ingest
 from penstock.pipeline.place import Place, empty_scratch, open_place, source_options
 from penstock.pipeline.progress import Progress, RunFile, Summary, publish
@@ -175,6 +176,7 @@ class _Run:
             self._began,
             max_message_bytes=settings.max_message_bytes,
         )
+        refuse_another_source(pipeline, self._control.state().source, self._log.point.offset)
         self._resumes_at = self._log.closed.offset if self._strict else 0
         """Nothing is read before every sink has what lies below; the seed's rule after a crash."""
         burials = Burials(place.client, pipeline, self._log.reader)
@@ -210,7 +212,7 @@ class _Run:
         """Do all of it. Whatever ends the run is in `failure`; the account is made in any case."""
         try:
             self._tell("opening")
-            self._note("run-begin", **self._who())
+            self._note("run-begin", **self._who(), source=source_identity(self._pipeline))
             with beating(lambda: self._note("run-beat", **self._who()), BEAT_SECONDS):
                 self._go_on()
         except BaseException as error:  # noqa: BLE001 - raised again by `run`, once everything has ended
