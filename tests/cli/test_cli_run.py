@@ -13,7 +13,7 @@ from rich.console import Console
 
 from penstock.base.errors import InUseError, PenstockError
 from penstock.cli import render
-from penstock.cli.run import throttled, what_next
+from penstock.cli.run import remarks, throttled, what_next
 from penstock.pipeline.progress import NodeProgress, Progress, SinkSummary
 from penstock.spark.reach import Reach
 
@@ -221,6 +221,17 @@ def test_what_to_try_next_names_the_data_directory() -> None:
     assert not any("xlog" in step.command for step in what_next(empty, Path(".penstock")))
     assert what_next(dataclasses.replace(summary, exit_code=3), Path(".penstock")) == []
     assert what_next(dataclasses.replace(summary, log_next=summary.read + 1), Path(".penstock")) == []
+
+
+def test_a_run_that_did_nothing_says_where_to_look() -> None:
+    summary = FakeRunner().summary
+    assert remarks(summary) == []
+    (nothing,) = remarks(dataclasses.replace(summary, log_next=0, read=0))
+    assert "The source gave nothing" in nothing
+    dropped = SinkSummary("audit", 10, 0, 10, 0, 0, 0, "file://audit.jsonl")
+    (remark,) = remarks(dataclasses.replace(summary, sinks=[dropped]))
+    assert "audit: everything was dropped" in remark
+    assert remarks(dataclasses.replace(summary, sinks=[dropped], exit_code=1)) == []
 
 
 def test_plan_asks_a_real_database(invoke: Invoke, shop_file: Path, tmp_path: Path) -> None:

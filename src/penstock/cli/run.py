@@ -215,6 +215,8 @@ def _in_lines(carry_out: Callable[[Report, Failed], Summary]) -> Summary:
     tell_end(summary)
     if summary.message:
         click.echo(f"Error: {visible(summary.message)}", err=True)
+    for remark in remarks(summary):
+        click.echo(visible(remark), err=True)
     return summary
 
 
@@ -257,7 +259,23 @@ def _live(name: str, connection: Connection, carry_out: Callable[[Report, Failed
         for end in failed:  # the error itself comes behind it
             out.print(render.summary(dataclasses.replace(end, message=None)))
     out.print(render.summary(summary, what_next(summary, connection.data_dir, connection.address)))
+    for remark in remarks(summary):
+        out.print(visible(remark), style="yellow")
     return summary
+
+
+def remarks(summary: Summary) -> list[str]:
+    """What a person should know of a run that went well and yet did nothing, as a pattern may have it."""
+    if summary.exit_code:
+        return []
+    look = "`penstock plan` shows what its pattern matches"
+    if not summary.log_next:
+        return [f"The source gave nothing; {look}."]
+    return [
+        f"{sink.sink}: everything was dropped; {look}."
+        for sink in summary.sinks
+        if sink.messages_in and sink.dropped == sink.messages_in
+    ]
 
 
 def what_next(summary: Summary, data_dir: Path, broker: str | None = None) -> list[NextStep]:
