@@ -146,6 +146,20 @@ def test_a_namespace_without_a_schema_is_left_to_the_publisher_once(target: Path
     assert not (Path(second.part) / RAW).exists()
 
 
+def test_tasks_know_each_field_that_a_namespace_has_had(target: Path) -> None:
+    """Also one that came and went since the tasks last got the sink."""
+    writer = Writer(target)
+    writer.write(rows_of([order(0)]), to=1)
+    for field in ("extra", "other"):
+        before = writer.sink.learnt
+        writer.schemas["orders"] = Schema((Field("id", Kind.INT), Field(field, Kind.FLOAT)))
+        writer.write(rows_of([f'{{"id":1,"{field}":0.5}}'], first=1), to=2)
+        assert writer.sink.learnt > before
+    before = writer.sink.learnt
+    assert not writer.write(rows_of(['{"id":2,"extra":1.5}'], first=2), to=3).refused
+    assert writer.sink.learnt == before, "nothing new, and no new copy"
+
+
 def test_rows_are_parted_by_fields_date_and_namespace(target: Path) -> None:
     writer = Writer(target, partition_by=["ns", "date", "city"])
     texts = [order(0, "a/b=c%"), order(1, None), order(2, "Zürich"), order(3, "")]

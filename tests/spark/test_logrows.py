@@ -232,6 +232,28 @@ def test_large_appends_are_cut_between_records_into_parts_of_one_size(
     assert offsets == list(range(900))
 
 
+def test_a_batch_is_gone_through_once_however_many_parts_lie_in_an_append(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.spark.planner.SMALL_BATCH", 100)
+    log = CommitLog(place.client, "one", place.path / "index", 1 << 30, NOW)
+    log.append(messages(0, 900), {}, [], NOW)
+    walks: list[tuple[int, int]] = []
+    walked = RecordPlanner._walked
+
+    def noted(self: RecordPlanner, below: int, ideal: int) -> int:
+        walks.append((below, ideal))
+        return walked(self, below, ideal)
+
+    monkeypatch.setattr(RecordPlanner, "_walked", noted)
+    parsed = SourceOptions.parse(
+        {"broker": f"unix:{place.path}/broker.sock", "pipeline": "one", "partitions": "30"}
+    )
+    assert len(RecordPlanner(parsed, stream=False).batch()) == 30
+    assert len(walks) > 20
+    assert sum(high - low for low, high in walks) < 1.5 * log.point.byte
+
+
 def test_a_batch_read_shows_what_compaction_kept_and_then_the_log(place: Place) -> None:
     log = CommitLog(place.client, "compacted", place.path / "index", 1 << 14, NOW)
     for i in range(0, 400, 20):

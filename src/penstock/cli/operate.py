@@ -56,7 +56,7 @@ def step(
                 click.echo(_told(done))
     if refused is not None:
         if not wants_json(ctx):
-            click.echo(_what_now(refused, "PIPELINE"), err=True)
+            click.echo(_what_now(refused), err=True)
         ctx.exit(REFUSED)
 
 
@@ -70,11 +70,11 @@ def _told(done: Stepped) -> str:
     return visible(f"{done.sink}: message {done.offset} of '{done.ns}' {words[done.outcome]}")
 
 
-def _what_now(done: Stepped, pipeline: str) -> str:
+def _what_now(done: Stepped) -> str:
     steps = [
         (f"penstock xlog show {done.offset}", "look at it"),
         (f"penstock offset ack {done.sink} {done.offset}", "pass over it"),
-        (f"penstock step {pipeline} {done.sink} --dead-letter", "keep it for later and go on"),
+        (f"penstock step PIPELINE {done.sink} --dead-letter", "keep it for later and go on"),
     ]
     width = max(len(command) for command, _ in steps)
     return visible("\nWhat to try next:\n" + "\n".join(f"  {c:{width}}   {why}" for c, why in steps))

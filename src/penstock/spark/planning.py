@@ -122,21 +122,29 @@ class RecordPlanner(Planner):
         if size <= 0:
             return []
         parts = self._parts(size)
-        if parts > 1:
-            self._range(first, last)  # all files at once
-        chosen = {self._near(first + size * i // parts, size // parts, borders) for i in range(1, parts)}
-        return self._between([first, *sorted(chosen - {first, last}), last])
+        self._range(first, last)  # all files at once
+        chosen = [first]
+        for part in range(1, parts):
+            border = self._near(first + size * part // parts, size // parts, borders, chosen[-1])
+            if chosen[-1] < border < last:
+                chosen.append(border)
+        return self._between([*chosen, last])
 
-    def _near(self, ideal: int, size: int, borders: Sequence[int]) -> int:
-        """A record border at about `ideal`: a known one, or one that a short walk finds.
+    def _near(self, ideal: int, size: int, borders: Sequence[int], before: int) -> int:
+        """A record border at about `ideal`: a known one, or one that a short walk finds, from `before` on at most.
 
         Appends of a copy are large, and known borders lie between appends: cut there alone, the parts of a batch differ
-        so much that one core waits for the other.
+        so much that one core waits for the other. Bytes that are not on this machine are not fetched for that.
         """
         at = bisect.bisect_right(borders, ideal)
-        below = borders[at - 1]
         nearest = min(borders[at - 1 : at + 1], key=lambda border: abs(border - ideal))
-        if abs(nearest - ideal) <= size * UNEVEN or ideal - below > WALK:
+        below = max(borders[at - 1], before)
+        far = ideal - below
+        if (
+            abs(nearest - ideal) <= size * UNEVEN
+            or not 0 < far <= WALK
+            or not self._range(below, ideal).files
+        ):
             return nearest
         return self._walked(below, ideal)
 

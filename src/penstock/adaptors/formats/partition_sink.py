@@ -141,17 +141,21 @@ class PartitionedSink(Sink):
         return self._target.staging(scratch)
 
     def meet(self, schemas: Mapping[str, Schema | None]) -> None:
-        self._met.update(schemas)
+        for ns, schema in schemas.items():
+            self._know(ns, schema)
 
     def met(self) -> dict[str, Schema | None]:
         return dict(self._met)
 
     def schema_of(self, ns: str) -> Schema | None:
         """All fields that a namespace has had; rows from before a change are written as well."""
-        if ns not in self._met:
+        return self._know(ns, united(self._met.get(ns), self.schemas(ns)))
+
+    def _know(self, ns: str, schema: Schema | None) -> Schema | None:
+        if ns not in self._met or self._met[ns] != schema:
             self.learnt += 1
-        self._met[ns] = united(self._met.get(ns), self.schemas(ns))
-        return self._met[ns]
+        self._met[ns] = schema
+        return schema
 
 
 class PartitionPublisher(Publisher):
