@@ -480,6 +480,20 @@ def test_tasks_make_a_table_that_the_source_knows_and_stage_its_columns_at_once(
     assert shop.rows(f"count(*) FROM {shop.schema}_made.orders") == [(0,)]
 
 
+def test_a_run_that_is_killed_after_its_tasks_made_a_table_is_followed_by_one_that_fills_it(
+    shop: Shop,
+) -> None:
+    killed = shop.writer(create_tables=True)
+    schema = Schema((Field("id", Kind.INT), Field("total", Kind.INT)), ("id",))
+    killed.schemas["shop.orders"] = schema
+    killed.stage(order(1, total=1), order(2, total=2))
+    killed.close()
+    writer = shop.writer(create_tables=True)
+    writer.schemas["shop.orders"] = schema
+    assert writer.write(order(1, total=1), order(2, total=2)) == []
+    assert shop.rows("id, total FROM orders ORDER BY id") == [(1, 1), (2, 2)]
+
+
 def test_of_a_field_that_the_source_does_not_know_all_rows_tell(shop: Shop) -> None:
     writer = shop.writer(create_tables=True)
     writer.schemas["shop.orders"] = Schema((Field("id", Kind.INT),), ("id",))
