@@ -29,7 +29,7 @@ class Tables:
 
     def purge(self) -> None:
         """Remove all but the newest file of the binlog; one that a reader has, who just went, goes a little later."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while len(files := self.server.query("SHOW BINARY LOGS")) > 1:
             assert time.monotonic() < deadline, files
             self.run(f"PURGE BINARY LOGS TO '{files[-1][0]}'")

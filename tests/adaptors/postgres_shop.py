@@ -14,7 +14,7 @@ from penstock import adaptors
 from penstock.log.message import Message, MessageOffset, Mode, Op, Resume
 from penstock.testing.adaptors.model import Log, Reading
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 SLOT = "penstock_shop_db"
 
 Document = dict[str, Any]

@@ -420,7 +420,7 @@ class Watching:
             self.found += data([batch])
 
     def wait(self, count: int) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while len(self.found) < count and time.monotonic() < deadline:
             time.sleep(0.01)
         assert len(self.found) == count

@@ -28,7 +28,7 @@ from penstock.testing.adaptors import SourceConformance
 from penstock.testing.adaptors.delivery import Delivery, message
 from penstock.testing.adaptors.model import QUICK, Log, Reading
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from penstock.log.message import Mode
 from penstock.log.packing import Packed, pack
 from penstock.testing.adaptors.model import Log, Reading
 
-PATIENCE = 5.0
+PATIENCE = 30.0
 NOW = 1_750_000_000_000_000
 BATCH = 4
 

@@ -154,7 +154,7 @@ def test_new_objects_are_read_as_they_come_also_those_that_sort_earlier(filled: 
     thread.start()
 
     def wait(count: int) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while len(found) < count and time.monotonic() < deadline:
             time.sleep(0.02)
         assert len(found) == count

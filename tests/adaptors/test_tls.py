@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SECRET = "not-to-be-shown"
 """The password of all servers."""
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 Made = Callable[..., Adaptor]
 """Makes an adaptor for a `host`, trusting the file `ca`."""
 

@@ -126,7 +126,7 @@ def started(*arguments: str, cwd: Path) -> Iterator[Process]:
             process.kill()
 
 
-def until(condition: Callable[[], bool], patience: float = 10.0) -> None:
+def until(condition: Callable[[], bool], patience: float = 60.0) -> None:
     """Wait for something that another thread or process brings about."""
     deadline = time.monotonic() + patience
     while not condition():

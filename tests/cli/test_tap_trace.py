@@ -152,6 +152,20 @@ def test_trace_tells_what_waits_and_why(shop: Shop) -> None:
     assert found[4]["outcome"] == "skipped by operator"
 
 
+def test_trace_tells_why_the_last_run_stopped_at_a_message(shop: Shop) -> None:
+    shop.sink("ids", Commit(watermark=2))
+    node = NodeProgress("ids", "sink", "file", "stopped", lag=3, error="no 2 is welcome here")
+    publish(
+        shop.data,
+        RunFile("r", 1, "here", NOW, NOW, Progress("shop", 1.0, "stopping", 5, [node]), exit_code=1),
+    )
+    found = {n: shop.lines("trace", "shop.py", str(n))[0]["sinks"][1]["detail"] for n in (2, 3)}
+    assert found[2].startswith("the last run stopped here: no 2 is welcome here; the sink's offset is 1")
+    assert "no 2 is welcome" not in found[3]
+    shop.sink("ids", Commit(watermark=3))
+    assert "no 2 is welcome" not in shop.ok("trace", "shop.py", "3"), "it stands elsewhere now"
+
+
 def test_trace_without_the_file_tells_what_the_journals_know(shop: Shop) -> None:
     [found] = shop.lines("trace", "0")
     assert found["entry"]["ns"] == "items"

@@ -199,7 +199,7 @@ def _published(target: Path) -> list[dict[str, Any]]:
 
 def no_process_left(directory: Path) -> bool:
     """Whether everything a killed run had started has gone by itself."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         left = [
             p for p in psutil.process_iter(["cmdline"]) if str(directory) in " ".join(p.info["cmdline"] or [])

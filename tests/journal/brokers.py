@@ -108,7 +108,7 @@ async def content(broker: Broker, journal: str = JOURNAL) -> bytes:
     return b"".join([response.content for response in await read(broker, ReadRequest(journal=journal))])
 
 
-async def until(condition: Callable[[], bool], patience: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], patience: float = 60.0) -> None:
     """Wait for something that another task or thread brings about."""
     async with asyncio.timeout(patience):
         while not condition():  # noqa: ASYNC110 - threads bring it about, too

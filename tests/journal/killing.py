@@ -190,7 +190,7 @@ class Loop:
         """Fragments whose storing was interrupted are found again and stored; what was left half-stored is gone."""
         for journal in CODECS:
             client.roll(journal)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while left := self._left():
             assert time.monotonic() < deadline, f"left over: {left}"
             time.sleep(0.02)
@@ -240,7 +240,7 @@ class Loop:
             if kill_after is not None:
                 time.sleep(kill_after)
                 process.send_signal(signal.SIGKILL)
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while process.poll() is None and not clients.surprises:
                 assert time.monotonic() < deadline, "the step to be killed at never came"
                 time.sleep(0.01)

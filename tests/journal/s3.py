@@ -38,7 +38,7 @@ class S3Server:
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(command, stdout=quiet, stderr=quiet, env={**os.environ, **environ})
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not self._accepts():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError("the S3 server did not start")

@@ -186,7 +186,7 @@ def test_fragments_close_at_their_length_and_hold_whole_appends(
     client.create(journal_spec("small/fragments", 1024, {}))
     for i in range(20):
         client.append("small/fragments", b"%02d" % i * 150)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         listed = list(client.fragments("small/fragments"))
         if sum(not fragment.spec.backing_store for fragment in listed) == 1:

@@ -58,7 +58,7 @@ def quiet_count(broker: EmbeddedBroker) -> int:
 
 
 def settled(broker: EmbeddedBroker, expected: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(tasks_of(broker)) > expected:
         assert time.monotonic() < deadline, f"left behind: {tasks_of(broker)}"
         time.sleep(0.01)

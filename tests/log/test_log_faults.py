@@ -216,7 +216,7 @@ def test_messages_that_come_while_the_first_is_looked_for_are_not_taken_for_comp
 
 def stored_in(broker: EmbeddedBroker, journal: str, at_least: int) -> None:
     """Wait until all closed fragments are in the store for good, their spools gone."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(list(broker.directory.spools(journal).iterdir())) > 1:
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -314,7 +314,7 @@ class TestBrokerAway:
         assert not isinstance(told(RuntimeError("my.own.AwayError: x")), AwayError)
 
 
-def until(true: Callable[[], bool], seconds: float = 20) -> None:
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline

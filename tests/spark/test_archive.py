@@ -48,7 +48,7 @@ def make(tmp_path: Path, spark_home: Path, script: str = WRITES, version: str = 
 
 
 def wait_for(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -179,7 +179,7 @@ def test_ranges_are_read_here_until_spark_is_up(tmp_path: Path) -> None:
 
 
 def _emptied(directory: Path) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while directory.exists() and any(directory.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert list(directory.iterdir()) == []

@@ -116,7 +116,12 @@ def split_place(place: str) -> tuple[Path, str | None]:
     return Path(file), name
 
 
+GIVEN_PIPELINE = "penstock.cli.pipeline"
+"""Where a command finds PIPELINE as it was given."""
+
+
 def _load(ctx: click.Context, _: click.Parameter, value: str) -> Pipeline:
+    ctx.meta[GIVEN_PIPELINE] = value
     return load_from(ctx, value)
 
 

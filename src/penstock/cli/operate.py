@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.common import emit, json_option, pipeline_argument, pipeline_option, visible, wants_json
+from penstock.cli.common import (
+    GIVEN_PIPELINE,
+    emit,
+    json_option,
+    pipeline_argument,
+    pipeline_option,
+    visible,
+    wants_json,
+)
 from penstock.cli.connection import Connection, broker_options
 from penstock.cli.places import chosen_pipeline, editing, looking, who
 from penstock.cli.selecting import confirm, yes_option
@@ -56,7 +64,7 @@ def step(
                 click.echo(_told(done))
     if refused is not None:
         if not wants_json(ctx):
-            click.echo(_what_now(refused), err=True)
+            click.echo(_what_now(refused, ctx.meta[GIVEN_PIPELINE]), err=True)
         ctx.exit(REFUSED)
 
 
@@ -70,11 +78,11 @@ def _told(done: Stepped) -> str:
     return visible(f"{done.sink}: message {done.offset} of '{done.ns}' {words[done.outcome]}")
 
 
-def _what_now(done: Stepped) -> str:
+def _what_now(done: Stepped, file: str) -> str:
     steps = [
         (f"penstock xlog show {done.offset}", "look at it"),
         (f"penstock offset ack {done.sink} {done.offset}", "pass over it"),
-        (f"penstock step PIPELINE {done.sink} --dead-letter", "keep it for later and go on"),
+        (f"penstock step {file} {done.sink} --dead-letter", "keep it for later and go on"),
     ]
     width = max(len(command) for command, _ in steps)
     return visible("\nWhat to try next:\n" + "\n".join(f"  {c:{width}}   {why}" for c, why in steps))
@@ -133,7 +141,14 @@ def _set(
         )
         return
     state = "paused" if paused else "not paused"
-    when = "the run follows at once" if run else "it counts from the next run on"
+    if run:
+        when = (
+            "the run that is under way stops feeding it"
+            if paused
+            else "the run that is under way goes on with it"
+        )
+    else:
+        when = "it counts from the next run on"
     click.echo(f"{sink} is {state}: {when}." if changed else f"{sink} is {state} already.")
 
 

@@ -281,9 +281,17 @@ class Directory:
                 paused=sink in control.paused,
                 node=nodes.get(sink) if running else None,
             )
-            node = nodes.get(sink)
-            if not running and file is not None and node is not None and node.error:
-                stopped_at = file.progress.log_next - node.lag
-                status = replace(status, error=node.error if status.watermark == stopped_at else None)
+            if not running and file is not None:
+                status = replace(status, error=_stopped_by(file, sink, status.watermark) or status.error)
             found.append(status)
         return found
+
+    def stopped_by(self, pipeline: str, sink: str, watermark: int) -> str | None:
+        """Why the newest run left a sink at this offset; None if it is not there any more, or not for an error."""
+        file = self.run_file(pipeline)
+        return _stopped_by(file, sink, watermark) if file else None
+
+
+def _stopped_by(file: RunFile, sink: str, watermark: int) -> str | None:
+    node = next((node for node in file.progress.nodes if node.node == sink), None)
+    return node.error if node and file.progress.log_next - node.lag == watermark else None

@@ -8,6 +8,7 @@ sending is an operator's act, and on record there as long as the journal goes ba
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock.base.errors import UsageError
 from penstock.log.control import ControlEntry
@@ -36,7 +37,11 @@ def trace(directory: Directory, name: str, offset: int, pipeline: Pipeline | Non
         commit = directory.loaded(name, sink).commit
         letters = [letter for letter in dead if letter.sink == sink and letter.offset == offset]
         edits = [edit for edit in audit if edit.sink == sink]
-        sinks.append(_sink(sink, nodes.get(sink), record, offset, commit, letters, edits))
+        traced = _sink(sink, nodes.get(sink), record, offset, commit, letters, edits)
+        error = directory.stopped_by(name, sink, offset) if traced.outcome == "pending" else None
+        if error is not None and offset == commit.watermark:
+            traced = replace(traced, detail=f"the last run stopped here: {error}; {traced.detail}")
+        sinks.append(traced)
     source = pipeline.source_node.name if pipeline else None
     return Trace(name, offset, entry(record) if record is not None else None, sinks, source)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
 T = TypeVar("T")
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def run(work: Coroutine[object, object, T]) -> T:

@@ -98,8 +98,9 @@ class File(Adaptor):
     if_exists: Literal["refuse", "append", "replace"] = setting(
         "sink: a target that others wrote: 'refuse' it, 'append' to it, or 'replace' it", default="refuse"
     )
-    unknown_fields: Literal["refuse", "ignore"] = setting(
-        "CSV sink: a field that is no column: 'refuse' the message, or 'ignore' the field", default="refuse"
+    unknown_fields: Literal["error", "ignore"] = setting(
+        "CSV sink: a field without a column: refuse the message with an 'error', or 'ignore' the field",
+        default="error",
     )
     partition_by: list[str] = setting(  # noqa: RUF009
         "sink: of a directory, how rows are parted: fields, 'ns' for the namespace, 'date' for the day of ts",

@@ -63,7 +63,7 @@ def records_of(
             reasons[row] = f"data is not JSON: {error}"
             lines.append("")
             continue
-        if writing.unknown_fields == "refuse" and not known.issuperset(given):
+        if writing.unknown_fields == "error" and not known.issuperset(given):
             unknown = next(name for name in given if name not in known)
             reasons[row] = f"field '{unknown}' is none of the columns"
         fields = [_field(given.get(name), writing) for name in columns]

@@ -34,7 +34,7 @@ class Writing:
     columns: Sequence[str] = ()
     delimiter: str = ","
     null_text: str = ""
-    unknown_fields: Literal["refuse", "ignore"] = "refuse"
+    unknown_fields: Literal["error", "ignore"] = "error"
 
 
 def lines_of(batch: pa.RecordBatch, *, envelope: bool) -> tuple[memoryview, pa.RecordBatch, list[Refusal]]:
