@@ -8,7 +8,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from tests.adaptors.posting import MOST_DOCUMENTS, Sender, free_port
+from tests.adaptors.posting import MOST_DOCUMENTS, Sender
+from tests.servers.ports import free_port
 
 from penstock import adaptors as a
 from penstock.adaptors.base import Adaptor

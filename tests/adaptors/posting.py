@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import ssl
 import threading
 import uuid
@@ -28,12 +27,6 @@ class Answer(NamedTuple):
     @property
     def taken(self) -> object:
         return json.loads(self.text)["taken"]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def send(

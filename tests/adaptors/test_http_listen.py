@@ -17,7 +17,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.adaptors.hook_subject import TOKEN, HookSubject
-from tests.adaptors.posting import Answer, free_port, send
+from tests.adaptors.posting import Answer, send
+from tests.servers.ports import free_port
 
 from penstock import adaptors as a
 from penstock.adaptors.base import Adaptor

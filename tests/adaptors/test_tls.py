@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.adaptors.posting import free_port, send
+from tests.adaptors.posting import send
 from tests.servers import nats as nats_server_of
+from tests.servers.ports import free_port
 from tests.servers.tls import Authority, authority, door
 
 from penstock import adaptors as a

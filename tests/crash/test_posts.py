@@ -19,7 +19,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.adaptors.posting import free_port, send
+from tests.adaptors.posting import send
+from tests.servers.ports import free_port
 
 pytestmark = pytest.mark.spark
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from urllib.parse import quote
 
 import pytest
+from tests.servers.ports import free_port
 
 BUCKET = "fragments"
 KEY_ID, SECRET = "AKIATEST", "a-secret-of-the-tests"
@@ -93,10 +94,3 @@ def aws_environment() -> Iterator[pytest.MonkeyPatch]:
         patch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
         patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
         yield patch
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 from tests.servers.cache import UnavailableError, end_with_parent, missing
+from tests.servers.ports import free_port
 
 PASSWORD = "not-to-be-shown"
 PATIENCE = 20.0
@@ -59,7 +59,7 @@ class EtcdServer:
         self._options = [*options, "--auth-token-ttl", str(token_ttl)]
         self._program = _program("etcd")
         self._process: subprocess.Popen[bytes] | None = None
-        self.port, self.peer_port = _free_ports(2)
+        self.port, self.peer_port = free_port(), free_port()
         self.uri = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
         self.peer_uri = f"http://127.0.0.1:{self.peer_port}"
         self.members = f"{name}={self.peer_uri}"
@@ -190,16 +190,6 @@ def running_cluster(place: Path, members: int = 3) -> Iterator[list[EtcdServer]]
         for server in servers:
             server.wait()
         yield servers
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as open_sockets:
-        ports = []
-        for _ in range(count):
-            free = open_sockets.enter_context(socket.socket())
-            free.bind(("127.0.0.1", 0))
-            ports.append(int(free.getsockname()[1]))
-        return ports
 
 
 def _program(name: str) -> Path:

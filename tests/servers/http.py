@@ -23,6 +23,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
 from tests.servers.cache import UnavailableError, end_with_parent, missing
+from tests.servers.ports import free_port
 
 TOKEN = "not-to-be-shown"
 PATIENCE = 30.0
@@ -35,9 +36,7 @@ class HttpServer:
     def __init__(self, place: Path) -> None:
         self.place = place
         self._process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:

@@ -7,7 +7,6 @@ their own process.
 from __future__ import annotations
 
 import importlib.util
-import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,12 +56,6 @@ class Jvm:
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def _py4j() -> Path:

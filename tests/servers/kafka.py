@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from tests.servers.cache import UnavailableError, end_with_parent, missing
 from tests.servers.maven import jars, java
+from tests.servers.ports import free_port
 
 if TYPE_CHECKING:
     from tests.servers.tls import ServerFiles
@@ -90,7 +91,7 @@ class KafkaServer:
             f"kafka-{VERSION}", f"org.apache.kafka:kafka_2.13:{VERSION}", "org.slf4j:slf4j-simple:1.7.36"
         )
         self._process: subprocess.Popen[bytes] | None = None
-        port, sasl, control = _free_ports(3)
+        port, sasl, control = (free_port() for _ in range(3))
         self.address, self.sasl_address = f"127.0.0.1:{port}", f"127.0.0.1:{sasl}"
         self._port = port
         self._settings = place / "server.properties"
@@ -185,17 +186,6 @@ def running(place: Path, tls: ServerFiles | None = None) -> Iterator[KafkaServer
         yield server
     finally:
         server.kill()
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def _is_open(port: int) -> bool:

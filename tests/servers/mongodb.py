@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.servers.jvm import Jvm, free_port
+from tests.servers.jvm import Jvm
 from tests.servers.maven import jars
+from tests.servers.ports import free_port
 
 VERSION = "1.47.0"
 NAME = f"mongo-java-server {VERSION}"

@@ -18,8 +18,9 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from tests.servers.cache import UnavailableError
-from tests.servers.jvm import Jvm, free_port
+from tests.servers.jvm import Jvm
 from tests.servers.maven import jars
+from tests.servers.ports import free_port
 
 VERSION = "2.19.3"
 NAME = f"OpenSearch {VERSION}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tests.servers.cache import UnavailableError, end_with_parent
+from tests.servers.ports import free_port
 
 SHOWN = 3000
 """Characters of its log, if a server does not start."""
@@ -78,9 +78,3 @@ class ProcessServer(ABC):
         except subprocess.TimeoutExpired:
             process.send_signal(self.at_once)
             process.wait(self.patience)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

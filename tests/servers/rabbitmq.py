@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from tests.servers.cache import UnavailableError, end_with_parent, missing
 from tests.servers.debian import unpacked
-from tests.servers.process import free_port
+from tests.servers.ports import free_port
 
 if TYPE_CHECKING:
     from tests.servers.tls import ServerFiles

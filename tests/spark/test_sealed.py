@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import socket
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.servers.ports import free_port
 from tests.spark import sealed_driver
 from tests.spark.sealed_driver import Guarded
 
@@ -94,9 +94,7 @@ def test_what_no_variable_can_hold_is_refused_before_spark_is_started() -> None:
 
 @pytest.mark.spark
 def test_spark_writes_and_shows_no_setting_of_a_sink(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     root = Path(sealed_driver.__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-m", "tests.spark.sealed_driver", str(tmp_path), str(port)],
