@@ -150,6 +150,7 @@ def test_rows_with_columns_missing_stop_the_source(tables: Tables) -> None:
         assert "binlog_row_image = FULL" in str(until_error(reading).hint)
 
 
+@pytest.mark.soak
 def test_a_huge_transaction_comes_in_parts_and_goes_on_in_the_midst(
     tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -460,6 +460,7 @@ def broken_without(
     return False
 
 
+@pytest.mark.soak
 def test_what_a_killed_publisher_left_is_durable_before_it_is_told() -> None:
     site = "LocalTarget.load"
     needed = [broken_without(site, killed_publishers(steps), verify, seed=steps) for steps in range(40, 80)]

@@ -109,7 +109,7 @@ class Sending(RuleBasedStateMachine):
 
 
 TestSending = Sending.TestCase
-TestSending.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestSending.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
 def test_the_open_batch_grows_while_another_is_under_way() -> None:

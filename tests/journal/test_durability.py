@@ -203,7 +203,7 @@ def test_power_loss_during_recovery_from_power_loss() -> None:
     first = check(record, verify, seed=3, cuts=())
     torn = [image for image in images(first.log, seed=3, per_cut=6) if "torn" in image.choice]
     assert len(torn) > 20
-    for image in torn[:: len(torn) // 7]:
+    for image in torn[:: len(torn) // 3]:
         check(go_on, verify, seed=3, prepare=image.build, per_cut=2)
 
 
@@ -257,6 +257,7 @@ KILLED_EARLY = (*range(8, 12), *range(28, 40, 3), *range(43, 56))
 MAKES_FRAGMENTS = "broker.py:Broker.__init__ Disk.make_dirs"
 
 
+@pytest.mark.soak
 def test_no_sync_of_the_journal_is_there_for_nothing() -> None:
     every_sync_matters(
         [
@@ -277,6 +278,7 @@ def test_no_sync_of_the_journal_is_there_for_nothing() -> None:
     )
 
 
+@pytest.mark.soak
 def test_the_folder_of_fragments_is_made_durable_before_a_spool_goes() -> None:
     """In a new directory the first spool's folder would do that by the way; in an old one nothing else does."""
 

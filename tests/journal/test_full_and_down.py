@@ -396,6 +396,7 @@ async def read_back(broker: Broker, first: int) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.soak
 def test_an_s3_store_that_is_down_holds_nobody_up_and_loses_nothing(tmp_path: Path, s3: S3Server) -> None:
     url = s3.store_url("down/")
 

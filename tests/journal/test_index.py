@@ -255,7 +255,7 @@ class IndexModel(RuleBasedStateMachine):
             assert covered is bool(holding)
 
 
-IndexModel.TestCase.settings = settings(max_examples=150, stateful_step_count=20, deadline=None)
+IndexModel.TestCase.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
 TestIndexModel = IndexModel.TestCase
 
 

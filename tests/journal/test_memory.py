@@ -137,6 +137,7 @@ def hold_one_large_append(tmp_path: Path, size: int) -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.soak
 def test_one_large_append_and_a_slow_reader_of_it_are_not_held_in_memory(tmp_path: Path) -> None:
     hold_one_large_append(tmp_path, 320 * MIB)
 
@@ -197,6 +198,7 @@ def until_listed(client: Client, name: str) -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.soak
 def test_idle_journals_cost_little(tmp_path: Path) -> None:
     hold_idle_journals(tmp_path, 2_000, 8)
 

@@ -114,6 +114,7 @@ def test_a_journal_is_listed_without_its_neighbours(server: S3Server, store: Obj
     assert [listed.path for listed in store.list("foo/bar")] == ["a.raw", "x/c.raw"]
 
 
+@pytest.mark.soak
 def test_listings_go_over_more_than_one_page(server: S3Server, store: ObjectStore) -> None:
     sums = (hashlib.sha1(b"%d" % i).digest() for i in range(3 * LISTED_AT_ONCE + 3))
     names = [Fragment("foo/bar", i, i + 1, sum).content_name for i, sum in enumerate(sums)]
@@ -286,6 +287,7 @@ def test_the_time_limits_add_up_to_half_a_minute() -> None:
     assert objectstores.CONNECT_TIMEOUT < objectstores.TIMEOUT
 
 
+@pytest.mark.soak
 def test_large_files_are_never_in_memory_whole(store: ObjectStore) -> None:
     total, piece = 96, os.urandom(1 << 20)
     with watched_memory() as grown:

@@ -505,6 +505,7 @@ def test_ten_thousand_namespaces_are_kept(
     assert kept == [(ns, b'{"of":"%s"}' % ns.encode()) for ns in names]
 
 
+@pytest.mark.soak
 def test_a_log_is_compacted_without_being_in_memory(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ def source(pipeline: Pipeline, path: Path, count: int) -> Node:
     return pipeline.source("in", a.file(uri=f"file://{path}/in.jsonl"))
 
 
+@pytest.mark.soak
 def test_a_target_that_goes_away_while_messages_go_one_at_a_time_is_waited_for(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

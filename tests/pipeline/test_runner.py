@@ -262,7 +262,7 @@ def poisoned(here: Here, *numbers: int, frame_behind: bool = False) -> Pipeline:
     return pipeline
 
 
-@pytest.mark.parametrize("frame_behind", [False, True])
+@pytest.mark.parametrize("frame_behind", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_a_refused_message_stops_its_sink_before_it_and_no_other(here: Here, frame_behind: bool) -> None:
     summary = here.run(poisoned(here, 2345, 2400, frame_behind=frame_behind))
     assert summary.exit_code == 3
@@ -305,7 +305,7 @@ def fail_once(
     return calls
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("after", [pytest.param(False, marks=pytest.mark.soak), True])
 @pytest.mark.parametrize(
     ("owner", "name"), [(FilePublisher, "publish"), (OffsetLog, "commit")], ids=["publish", "commit"]
 )
@@ -320,6 +320,7 @@ def test_a_batch_that_fails_at_any_step_is_repeated_and_nothing_is_doubled(
     assert [doc["seq"] for doc in here.documents("out.jsonl")] == list(range(3000))
 
 
+@pytest.mark.soak
 def test_a_target_that_never_works_ends_the_sink_with_its_reason(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,6 +340,7 @@ def test_a_target_that_never_works_ends_the_sink_with_its_reason(
     assert [doc["seq"] for doc in here.documents("out.jsonl")] == list(range(3000))
 
 
+@pytest.mark.soak
 def test_a_dead_planning_process_is_replaced(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(troubles, "DELAYS", (0.01,))
     killed: list[int] = []
@@ -420,7 +422,7 @@ def test_an_older_copy_of_the_data_directory_is_noticed(here: Here) -> None:
         here.run(simple(here, 3000))
 
 
-@pytest.mark.parametrize("name", ["in", "other"])
+@pytest.mark.parametrize("name", ["in", pytest.param("other", marks=pytest.mark.soak)])
 def test_a_log_that_another_source_wrote_is_refused_before_anything_is_read(here: Here, name: str) -> None:
     """Its positions are not this one's: rows would come twice, or not at all."""
     here.run(simple(here, 1000))

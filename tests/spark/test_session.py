@@ -181,6 +181,7 @@ def first_run(place: Place) -> tuple[dict[str, object], str]:
 
 
 @pytest.mark.spark
+@pytest.mark.soak
 def test_a_stream_with_python_workers_runs_on_the_java_of_the_wheel(
     place: Place, first_run: tuple[dict[str, object], str]
 ) -> None:

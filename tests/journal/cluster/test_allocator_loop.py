@@ -497,6 +497,7 @@ def test_a_cluster_on_etcd_survives_deaths_drains_and_restarts_of_etcd(tmp_path:
         run(with_nodes(server))
 
 
+@pytest.mark.soak
 def test_a_thousand_journals_are_assigned_in_few_transactions(server: EtcdServer) -> None:
     async def main() -> None:
         nodes = [Node(server, "/thousand", name, 4000) for name in ("a1", "b1", "c1")]
