@@ -12,11 +12,12 @@ import msgspec
 import pytest
 from tests.adaptors.kafka_topics import Topics
 from tests.servers.kafka import PASSWORD, USER, VERSION, KafkaServer
+from tests.servers.ports import free_port
 
 from penstock import adaptors as a
 from penstock.adaptors.base import Adaptor
 from penstock.adaptors.kafka.reading import LostError
-from penstock.base.errors import UsageError
+from penstock.base.errors import AwayError, UsageError
 from penstock.log.message import MAX_MESSAGE_BYTES, Mode, Op
 from penstock.pipeline.plan import shown_settings
 from penstock.testing.adaptors import Can, Row, SourceConformance, SourceSubject, TypedRow
@@ -390,3 +391,13 @@ def _made_again(topics: Topics, topic: str) -> None:
             time.sleep(0.2)
         else:
             return
+
+
+def test_a_source_that_never_reached_its_brokers_stops_quickly() -> None:
+    source = a.kafka(uri=f"kafka://127.0.0.1:{free_port()}", timeout=60.0, tail=True).source()
+    stop = threading.Event()
+    threading.Timer(0.5, stop.set).start()
+    began = time.monotonic()
+    with pytest.raises(AwayError, match="cannot list the topics"):
+        next(iter(source.read(lambda ns: True, {}, stop)))
+    assert time.monotonic() - began < 20, "it waited for the brokers though nobody wanted them any more"

@@ -6,10 +6,12 @@ so that a broker that is gone, or a password that is wrong, is said as such and 
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -46,6 +48,9 @@ _RIGHTS = (
 )  # fmt: skip
 """What a person has to change, at the brokers or in the settings."""
 
+_SLICE = 1.0
+"""Seconds between two looks whether an answer is still wanted."""
+
 QUIET: Mapping[str, object] = {
     "log_level": 2, "log.connection.close": False, "reconnect.backoff.max.ms": 2000, "socket.keepalive.enable": True,
 }  # fmt: skip
@@ -78,9 +83,10 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The cluster of an adaptor's settings."""
+    """The cluster of an adaptor's settings. Who sets `stop` is not waited for by a question that nobody answers."""
 
     settings: Kafka
+    stop: threading.Event = field(default_factory=threading.Event)
 
     def admin(self, trouble: Trouble) -> AdminClient:
         kind: Callable[[dict[str, object]], AdminClient] = administration().AdminClient
@@ -133,13 +139,18 @@ class Cluster:
 
     def listed(self, client: AdminClient | Consumer, what: str, trouble: Trouble) -> ClusterMetadata:
         """The cluster as it tells of itself. `what` needs it, and is told where it cannot be had."""
+        deadline = time.monotonic() + self.settings.timeout
         with self.asking(what, trouble):
-            try:
-                return client.list_topics(timeout=self.settings.timeout)
-            except driver().KafkaException:
-                # What it says on the side is heard only now. A record that comes instead is read again: this ends here.
-                client.poll(0)
-                raise
+            while True:
+                left = deadline - time.monotonic()
+                try:
+                    return client.list_topics(timeout=max(0.01, min(left, _SLICE)))
+                except driver().KafkaException as error:
+                    # What it says on the side is heard only now. A record that comes instead is read again: this ends.
+                    client.poll(0)
+                    patient = error.args[0].name() in _AWAY and trouble.denied is None
+                    if not patient or left <= _SLICE or self.stop.is_set():
+                        raise
 
     def topics(self, client: AdminClient | Consumer, trouble: Trouble) -> dict[str, list[int]]:
         """The partitions of all topics but Kafka's own and those in which sinks keep their positions."""

@@ -87,6 +87,7 @@ class KafkaSource(Source):
     ) -> Iterator[Batch]:
         refuse_conditions("kafka", accept, resume)
         trouble = Trouble()
+        self._cluster = Cluster(self._settings, stop)
         admin = self._cluster.admin(trouble)
         with closing(self._consumer(trouble)) as consumer:
             reading = Reading(self._cluster, admin, consumer, trouble, accept, resume)
