@@ -523,3 +523,22 @@ def test_what_a_killed_publisher_left_is_durable_before_it_is_told() -> None:
                 except BrokenPromiseError:
                     needed += 1
     assert needed, "no promise is broken without the sync in `open`"
+
+
+def test_plan_tells_what_stands_in_the_way_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "directory").mkdir()
+
+    def found(name: str, **settings: object) -> list[str]:
+        sink = a.file(uri=f"file://{tmp_path / name}", **settings).sink()
+        return [f"{one.what} | {one.fix}" for one in sink.inspect()]
+
+    missing = tmp_path / "not" / "there"
+    assert found("not/there/out.jsonl") == [f"the directory {missing} is not there | mkdir -p {missing}"]
+    assert found("file/out.jsonl") == [f"{tmp_path / 'file'} is not a directory | None"]
+    assert found("directory") == [f"{tmp_path / 'directory'} is a directory, not a file | None"]
+    assert found("out.jsonl") == found("file") == []
+    assert not (tmp_path / "out.jsonl").exists()
+    assert found("not/there/lake/", format="parquet") == [], "such directories are made"
+    assert found("file/lake/", format="parquet") == [f"{tmp_path / 'file'} is not a directory | None"]
+    assert not missing.exists()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import pytest
 from tests.adaptors.posting import send
@@ -31,6 +32,7 @@ from penstock.testing.adaptors.model import Log, Reading
 if TYPE_CHECKING:
     from tests.servers.http import HttpServer
     from tests.servers.mariadb import MySqlServer
+    from tests.servers.mongodb import MongoServer
     from tests.servers.nats import NatsServer
     from tests.servers.opensearch import OpenSearchServer
     from tests.servers.postgres import PostgresServer
@@ -438,3 +440,49 @@ def test_elasticsearch_refuses_whom_it_does_not_trust(
 
         check_refused(made, trust)
         check_files(made, tmp_path)
+
+
+@pytest.mark.xdist_group("mongodb")
+def test_mongodb(mongodb_server: MongoServer, trust: Authority, tmp_path: Path) -> None:
+    with door(mongodb_server.port, trust.server) as port:
+
+        def made(ca: str, host: str) -> Adaptor:
+            files = f"&tlsCAFile={quote(ca, safe='')}" if ca else ""
+            uri = f"mongodb://{host}:{port}/tls?tls=true{files}"
+            return a.mongodb(uri=uri, timeout=20.0 if ca == str(trust.ca) and host == "localhost" else 1.0)
+
+        ns = f"tls{uuid.uuid4().hex[:8]}"
+        deliver(made(str(trust.ca), "localhost"), tmp_path, ns)
+        (found,) = read(made(str(trust.ca), "localhost"), ns)
+        assert found["text"] == "grüße"
+        check_refused(made, trust)
+
+
+@pytest.mark.parametrize("authority", ["ca", "other"])
+def test_s3(authority: str, trust: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The authority comes from the environment: the library behind it knows no setting for it."""
+    from tests.journal.s3 import KEY_ID, S3Server
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("SSL_CERT_FILE", str(getattr(trust, authority)))
+    server = S3Server()
+    server.start()
+    try:
+        with door(server.port, trust.server) as port:
+            url = server.store_url("tls/").replace(
+                f"http%3A%2F%2F127.0.0.1%3A{server.port}", f"https%3A%2F%2Flocalhost%3A{port}"
+            )
+            adaptor = a.s3(uri=url, format="jsonl", ns="orders")
+            if authority == "ca":
+                deliver(adaptor, tmp_path, "orders")
+                (found,) = read(adaptor, "orders")
+                assert found["text"] == "grüße"
+            else:
+                for error in refusals(adaptor):
+                    assert isinstance(error, UsageError), error
+                    assert "its certificate is not trusted: UnknownIssuer" in str(error)
+                    assert "SSL_CERT_FILE" in str(error.hint)
+                    assert SECRET not in f"{error} {error.hint} {error.__cause__}"
+    finally:
+        server.kill()

@@ -48,6 +48,7 @@ _REFUSALS = re.compile(
 _SECRET_NAMES = re.compile("(AWS|AZURE|GOOGLE)_.*(KEY|SECRET|TOKEN|KEY_BASE64)")
 _ANSWER = re.compile(r"<(Code|Message)>([^<]*)<")
 _CAUSE = re.compile(r'message: "([^"]*)"')
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
 
 
 class NoSuchRangeError(OSError):
@@ -173,7 +174,9 @@ class ObjectStore(FragmentStore):
         text, _, details = str(error).partition("\n\nDebug source:")
         answer = ": ".join(value for _, value in _ANSWER.findall(text))
         cause = "" if answer else ": ".join(_CAUSE.findall(details)[-1:])
-        if not answer and not cause and "TimedOut" in details:
+        if not answer and (refused := _CERTIFICATE.search(details)):
+            cause = f"its certificate is not trusted: {refused[1]}"
+        elif not answer and not cause and "TimedOut" in details:
             cause = "it did not answer in time"
         said = text.partition("<")[0].strip().rstrip(":")
         said = re.sub(r"\?\S+", "", said)  # a query may hold a signature

@@ -16,6 +16,8 @@ from pathlib import Path
 import msgspec
 
 from penstock.adaptors.away import telling
+from penstock.adaptors.base import Finding
+from penstock.adaptors.file.obstacles import obstacles
 from penstock.adaptors.formats.partition_sink import Kept, Note, Target, read_kept
 from penstock.base.disk import Disk, DiskFile
 from penstock.base.errors import CorruptError, UsageError
@@ -30,6 +32,9 @@ class LocalTarget(Target):
         self._disk = disk or Disk()
         self._own = path / ".penstock"
         self._lock: DiskFile | None = None
+
+    def inspect(self) -> Sequence[Finding]:
+        return obstacles(self._top / "x", made=True)
 
     def open(self) -> None:
         self.close()

@@ -27,6 +27,7 @@ import msgspec
 
 from penstock.adaptors.away import os_error, telling
 from penstock.adaptors.base import (
+    Finding,
     Guarantee,
     Order,
     Publisher,
@@ -37,6 +38,7 @@ from penstock.adaptors.base import (
     Staged,
     Stager,
 )
+from penstock.adaptors.file.obstacles import obstacles
 from penstock.adaptors.formats.csvwriter import first_fields, header_of, records_of
 from penstock.adaptors.formats.linewriter import Writing, lines_of
 from penstock.adaptors.formats.partfile import PartFile, compressed
@@ -72,6 +74,11 @@ class FileSink(Sink):
         self._writing = writing or Writing()
         self._if_exists: IfExists = if_exists
         self._disk = disk or Disk()
+
+    def inspect(self, namespaces: Sequence[str] | None = None) -> Sequence[Finding]:
+        if self._target.is_dir():
+            return [Finding(f"{self._target} is a directory, not a file", fatal=True)]
+        return obstacles(self._target, made=False)
 
     def stager(self) -> Stager:
         return FileStager(self._writing, self._target)

@@ -28,6 +28,7 @@ from typing import Literal
 import msgspec
 
 from penstock.adaptors.base import (
+    Finding,
     Guarantee,
     Order,
     Publisher,
@@ -80,6 +81,10 @@ class Target(ABC):
     """Of this writer, in the names of its files, where several can be at work for a moment."""
 
     @abstractmethod
+    def inspect(self) -> Sequence[Finding]:
+        """What stands in the way of writing; connects, changes nothing."""
+
+    @abstractmethod
     def open(self) -> None:
         """Connect; be the only one, if that can be had."""
 
@@ -130,6 +135,9 @@ class PartitionedSink(Sink):
         self._layout = layout
         self._if_exists: IfExists = if_exists
         self._met: dict[str, Schema | None] = {}
+
+    def inspect(self, namespaces: Sequence[str] | None = None) -> Sequence[Finding]:
+        return self._target.inspect()
 
     def stager(self) -> Stager:
         return PartitionStager(self._layout, self.met(), self.schemas)

@@ -95,6 +95,10 @@ def error_of(settings: MongoDb, error: Exception) -> PenstockError:
     what = f"{settings.shown}: {text}"
     if isinstance(error, errors.OperationFailure):
         return _failure(what, error.code or 0, error.has_error_label("TransientTransactionError"))
+    if isinstance(error, errors.ConnectionFailure) and "certificate verify failed" in str(error):
+        return UsageError(
+            what, hint="name the file of the server's authority in the uri: tlsCAFile=/path/ca.pem"
+        )
     if isinstance(error, (errors.ConnectionFailure, errors.ExecutionTimeout)):
         return AwayError(what)
     if isinstance(error, (errors.ConfigurationError, errors.InvalidURI)):

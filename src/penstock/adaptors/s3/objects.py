@@ -24,6 +24,7 @@ HELD = 4
 """Ranges of an object that are held: a Parquet file is read here and there."""
 
 _WRONG = ("NoSuchBucket", "InvalidBucketName", "PermanentRedirect", "AuthorizationHeaderMalformed")
+_UNTRUSTED = "certificate is not trusted"
 
 
 class Objects(ObjectStore):
@@ -103,6 +104,8 @@ class Objects(ObjectStore):
                 pass
 
     def _judged(self, text: str) -> PenstockError:
+        if _UNTRUSTED in text:
+            return UsageError(text, hint="name the file of its authority in the variable SSL_CERT_FILE")
         return (UsageError if any(word in text for word in _WRONG) else AwayError)(text)
 
     @contextmanager

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.adaptors.base import Finding
 from penstock.adaptors.formats.contents import Content
 from penstock.adaptors.formats.folder import Folder
 from penstock.adaptors.formats.ledger import Entry
@@ -88,6 +89,10 @@ class S3Target(Target):
         if self._store is None:
             self._store = objects_of(self._url)
         return self._store
+
+    def inspect(self) -> Sequence[Finding]:
+        self._objects.entries(OWN)
+        return ()
 
     def open(self) -> None:
         """Nothing keeps others out; see `save`."""
