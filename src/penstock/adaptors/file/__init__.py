@@ -99,7 +99,7 @@ class File(Adaptor):
         "sink: a target that others wrote: 'refuse' it, 'append' to it, or 'replace' it", default="refuse"
     )
     unknown_fields: Literal["error", "ignore"] = setting(
-        "CSV sink: a field without a column: refuse the message with an 'error', or 'ignore' the field",
+        "CSV sink: a field that is no column: refuse the message with an 'error', or 'ignore' the field",
         default="error",
     )
     partition_by: list[str] = setting(  # noqa: RUF009
