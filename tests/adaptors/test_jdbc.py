@@ -49,6 +49,7 @@ class TestJdbcSource(SourceConformance):
         return JdbcTables(postgres_server)
 
 
+@pytest.mark.soak
 def test_a_batch_that_comes_again_after_a_crash_counts_once(
     spark: SparkSession, driver: None, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:

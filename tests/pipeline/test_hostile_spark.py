@@ -59,6 +59,7 @@ def test_a_target_that_goes_away_while_messages_go_one_at_a_time_is_waited_for(
     assert (tmp_path / "out.jsonl").read_text().splitlines() == [f'{{"n":{n}}}' for n in range(4)]
 
 
+@pytest.mark.soak
 def test_every_refused_message_has_its_retries_before_it_is_buried(
     tmp_path: Path, spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:

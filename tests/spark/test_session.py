@@ -193,6 +193,7 @@ def test_a_stream_with_python_workers_runs_on_the_java_of_the_wheel(
 
 
 @pytest.mark.spark
+@pytest.mark.soak
 def test_a_session_leaves_no_process_no_file_and_no_word(
     place: Place, first_run: tuple[dict[str, object], str]
 ) -> None:
