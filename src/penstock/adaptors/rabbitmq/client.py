@@ -21,7 +21,7 @@ from penstock.base.errors import AwayError, PenstockError, UsageError
 from penstock.base.secrets import mask
 
 if TYPE_CHECKING:
-    from pika import BlockingConnection
+    from pika import BlockingConnection, ConnectionParameters
 
 NOT_FOUND, DENIED = 404, 403
 
@@ -39,19 +39,24 @@ def driver() -> ModuleType:
 
 def connected(settings: RabbitMq) -> BlockingConnection:
     """A connection that notices within the timeout that its server is gone, or takes no messages."""
+    connection: BlockingConnection = driver().BlockingConnection(parameters_of(settings))
+    return connection
+
+
+def parameters_of(settings: RabbitMq) -> ConnectionParameters:
     pika, parts = driver(), urlsplit(settings.uri)
     host = unquote(parts.path[1:]) or "/"
     user, password = unquote(parts.username or "guest"), unquote(parts.password or "guest")
     options = None
     if parts.scheme == "amqps":
         options = pika.SSLOptions(context(settings), parts.hostname)
-    parameters = pika.ConnectionParameters(
+    parameters: ConnectionParameters = pika.ConnectionParameters(
         host=parts.hostname, port=int(settings.place.rpartition(":")[2]), virtual_host=host,
         credentials=pika.PlainCredentials(user, password), ssl_options=options, heartbeat=int(settings.timeout) + 1,
         socket_timeout=settings.timeout, stack_timeout=settings.timeout,
         blocked_connection_timeout=settings.timeout, client_properties={"connection_name": "penstock"},
     )  # fmt: skip
-    return pika.BlockingConnection(parameters)
+    return parameters
 
 
 def context(settings: RabbitMq) -> ssl.SSLContext:

@@ -1,15 +1,15 @@
-"""The writing half of `rabbitmq`: publishes persistent messages, and waits for the confirm of each.
+"""The writing half of `rabbitmq`: publishes persistent messages, many at a time, and waits for the confirm of each.
 
 At least once: a batch that was interrupted is published again from its beginning, and each message has the same
 `message_id` then (log, generation, offset, row), by which a consumer can tell. A message that reaches no queue is
-refused, where the settings say that it must; those before it in the bulk stay, and come again. A server that is short
+refused, where the settings say that it must; those around it in the bulk stay, and come again. A server that is short
 of memory or disk blocks its publishers: that, and a queue that rejects what it has no room for, is `AwayError`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,17 +29,19 @@ from penstock.adaptors.base import (
 from penstock.adaptors.parts import PartStager, Row, read_parts, rows_of
 from penstock.adaptors.rabbitmq import RabbitMq
 from penstock.adaptors.rabbitmq.client import asking, closed, connected, driver
+from penstock.adaptors.rabbitmq.publishing import NackedError, Outgoing, Publishing, UnroutedError
 from penstock.base.errors import AwayError, PenstockError, RefusedError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pika import BasicProperties, BlockingConnection
-    from pika.adapters.blocking_connection import BlockingChannel
 
 LONGEST_KEY = 255
 """Bytes of a routing key."""
 SETTLING = 5.0
 """Seconds after connecting in which a queue that is not there may still come."""
+LOOK_AGAIN = 0.25
+BULK_MESSAGES, BULK_BYTES = 500, 4 << 20
+"""So much is on its way at a time."""
 
 
 class RabbitMqSink(Sink):
@@ -99,75 +101,101 @@ def routing_key(settings: RabbitMq, row: Row) -> str:
 
 
 class RabbitMqPublisher(Publisher):
-    """Publishes what was staged, one message after the other."""
+    """Publishes what was staged, in its order, many messages at a time."""
 
     def __init__(self, settings: RabbitMq) -> None:
         self._settings = settings
-        self._connection: BlockingConnection | None = None
-        self._channel: BlockingChannel | None = None
+        self._publishing: Publishing | None = None
         self._settled = 0.0
+        self._routed: set[tuple[str, str]] = set()
+        """Exchanges and routing keys that have led somewhere since the connection was made."""
 
     def open(self, start: SinkPosition) -> None:
         self.close()
         with asking(self._settings, "cannot connect"):
-            self._connection = connected(self._settings)
-            self._channel = self._connection.channel()
-            self._channel.confirm_delivery()
+            self._publishing = Publishing(self._settings)
         self._settled = time.monotonic() + SETTLING
 
     def publish(self, parts: Sequence[Staged], position: SinkPosition) -> None:
-        at, number = -1, 0
         try:
             with asking(self._settings, "cannot publish"):
-                for row in (row for batch in read_parts(parts) for row in rows_of(batch)):
-                    number = number + 1 if row.offset == at else 0
-                    at = row.offset
-                    self._send(row, f"{position.log}/{position.generation}/{row.offset}/{number}")
-                if self._connection is not None:
-                    self._connection.process_data_events(0)
+                if self._publishing is None:
+                    raise PenstockError(f"the sink at {self._settings.place} is not open")
+                for bulk in self._bulks(self._outgoing(parts, position)):
+                    self._send(bulk)
+                self._publishing.check()
         except PenstockError:
             self.close()
             raise
 
     def close(self) -> None:
-        if self._connection is not None:
-            closed(self._connection)
-        self._connection = self._channel = None
+        if self._publishing is not None:
+            self._publishing.close()
+        self._publishing = None
+        self._routed.clear()
 
-    def _send(self, row: Row, id: str) -> None:
-        pika, channel = driver(), self._channel
-        if channel is None:
-            raise PenstockError(f"the sink at {self._settings.place} is not open")
-        exchange = self._settings.exchange.replace("{ns}", row.ns)
-        key = routing_key(self._settings, row)
-        properties = pika.BasicProperties(
-            content_type="application/json", delivery_mode=2, message_id=id, headers=self._headers(row),
-            timestamp=row.ts // 1_000_000,
-        )  # fmt: skip
+    def _outgoing(self, parts: Sequence[Staged], position: SinkPosition) -> Iterator[Outgoing]:
+        pika = driver()
+        at, number = -1, 0
+        for row in (row for batch in read_parts(parts) for row in rows_of(batch)):
+            number = number + 1 if row.offset == at else 0
+            at = row.offset
+            properties = pika.BasicProperties(
+                content_type="application/json", delivery_mode=2, headers=self._headers(row),
+                message_id=f"{position.log}/{position.generation}/{row.offset}/{number}",
+                timestamp=row.ts // 1_000_000,
+            )  # fmt: skip
+            exchange = self._settings.exchange.replace("{ns}", row.ns)
+            yield Outgoing(
+                exchange, routing_key(self._settings, row), row.data or b"{}", properties, row.offset
+            )
+
+    def _bulks(self, messages: Iterable[Outgoing]) -> Iterator[list[Outgoing]]:
+        """Those that go together; the first one on a way that nothing has taken yet goes by itself."""
+        bulk: list[Outgoing] = []
+        size = 0
+        for one in messages:
+            if (one.exchange, one.key) not in self._routed:
+                if bulk:
+                    yield bulk
+                yield [one]
+                self._routed.add((one.exchange, one.key))
+                bulk, size = [], 0
+                continue
+            bulk.append(one)
+            size += len(one.body)
+            if len(bulk) >= BULK_MESSAGES or size >= BULK_BYTES:
+                yield bulk
+                bulk, size = [], 0
+        if bulk:
+            yield bulk
+
+    def _send(self, bulk: Sequence[Outgoing]) -> None:
         try:
-            self._routed(exchange, key, row.data or b"{}", properties)
-        except pika.exceptions.UnroutableError:
+            self._patiently(bulk)
+        except UnroutedError as error:
+            one = error.message
             raise RefusedError(
-                f"the message at offset {row.offset} reaches no queue: exchange '{exchange}', routing key '{key}'",
+                f"the message at offset {one.offset} reaches no queue: exchange '{one.exchange}', "
+                f"routing key '{one.key}'",
                 hint="bind a queue, or set mandatory=False to have such messages dropped by the server",
             ) from None
-        except pika.exceptions.NackError:
+        except NackedError as error:
             raise AwayError(
-                f"the server at {self._settings.place} did not take a message for exchange '{exchange}'"
+                f"the server at {self._settings.place} did not take a message for exchange "
+                f"'{error.message.exchange}'"
             ) from None
 
-    def _routed(self, exchange: str, key: str, body: bytes, properties: BasicProperties) -> None:
+    def _patiently(self, bulk: Sequence[Outgoing]) -> None:
         """Publish. A server that has just started may not have all of its queues yet: they are waited for."""
-        pika, channel, connection = driver(), self._channel, self._connection
-        assert channel is not None
-        assert connection is not None
+        assert self._publishing is not None
         while True:
             try:
-                channel.basic_publish(exchange, key, body, properties, self._settings.mandatory)
-            except pika.exceptions.UnroutableError:
-                if time.monotonic() > self._settled:
+                self._publishing.publish(bulk)
+            except UnroutedError:
+                if len(bulk) > 1 or time.monotonic() > self._settled:
                     raise
-                connection.sleep(0.25)
+                time.sleep(LOOK_AGAIN)
             else:
                 return
 
