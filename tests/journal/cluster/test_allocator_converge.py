@@ -83,6 +83,10 @@ def test_nothing_is_removed_while_a_replica_has_not_agreed() -> None:
     assert steps(2, {"a1": 0, "b1": 1, "c1": 2}, ["a1", "c1"], synced=False) == []
 
 
+def test_nothing_is_removed_in_the_round_in_which_somebody_joins() -> None:
+    assert steps(1, {"a1": 0, "b1": 1}, ["c1"]) == ["+c1#2"]
+
+
 def test_one_is_removed_when_all_have_agreed() -> None:
     assert steps(2, {"a1": 0, "b1": 1, "c1": 2}, ["a1", "c1"]) == ["-b1#1"]
 

@@ -51,7 +51,7 @@ class _Round:
 
     def _steps(self, item: Item, group: Sequence[Held], desired: Sequence[MemberId]) -> Iterator[Checkpoint]:
         adding = list(self._additions(item, group, desired))
-        leaving = self._leaving(item, group, desired)
+        leaving = self._leaving(item, group, desired, joined=bool(adding))
         staying = [held for held in group if held not in leaving]
         parting = [changes.removed(item, held) for held in leaving]
         if staying and staying[0].slot != 0:
@@ -79,15 +79,17 @@ class _Round:
                 yield changes.added(item.journal, self._state.members[id], slot)
                 slot += 1
 
-    def _leaving(self, item: Item, group: Sequence[Held], desired: Sequence[MemberId]) -> list[Held]:
-        """Those that go now, which has been counted."""
+    def _leaving(
+        self, item: Item, group: Sequence[Held], desired: Sequence[MemberId], *, joined: bool
+    ) -> list[Held]:
+        """Those that go now, which has been counted. While somebody `joined`, not all have agreed: then nobody goes."""
         first = {held.member: held for held in reversed(group)}
         doubled = [held for held in group if first[held.member] is not held]
         unwanted = [held for held in group if held.member not in desired and held not in doubled]
         unwanted.sort(key=lambda held: (-self._load(held.member), -held.slot, held.member))
         may_go = len(unwanted)
         if item.replication > 0:
-            settled = self._state.is_consistent(item.journal)
+            settled = not joined and self._state.is_consistent(item.journal)
             may_go = max(len(group) - item.replication, 0) if settled else 0
         leaving = doubled + unwanted[:may_go]
         for held in leaving:
