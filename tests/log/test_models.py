@@ -42,7 +42,7 @@ QUICK = settings(
     suppress_health_check=list(HealthCheck),
     print_blob=True,
 )
-LONG = settings(QUICK, max_examples=400, stateful_step_count=60)
+LONG = settings(QUICK, max_examples=120, stateful_step_count=60)
 
 _numbers = itertools.count()
 
