@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import uuid
@@ -14,6 +15,7 @@ from typing import Any
 import pika
 import pytest
 from tests.adaptors.message_subjects import MessageSource, MessageTarget
+from tests.servers.proxy import proxied
 from tests.servers.rabbitmq import PASSWORD, USER, RabbitServer
 
 from penstock import adaptors as a
@@ -184,7 +186,7 @@ class QueueTarget(MessageTarget):
         self.settings = {"exchange": "", "routing_key": "{ns}", "timeout": 10.0, **settings}
 
     def adaptor(self) -> Adaptor:
-        return a.rabbitmq(uri=self._server.uri, **self.settings)
+        return a.rabbitmq(**{"uri": self._server.uri, **self.settings})
 
     def misconfigured(self) -> Mapping[str, Adaptor]:
         return misconfigured(self._server)
@@ -370,3 +372,39 @@ def test_settings_are_checked_before_anything_connects(settings: dict[str, objec
 def test_a_source_without_queues_says_what_it_needs() -> None:
     with pytest.raises(UsageError, match="needs the setting 'queues' or 'management'"):
         a.rabbitmq(uri="amqp://x").source()
+
+
+def test_a_server_that_stalls_is_away_and_what_it_took_comes_again(
+    rabbitmq_server: RabbitServer, queues: Queues, tmp_path: Path
+) -> None:
+    name = queues.make(f"stalls{uuid.uuid4().hex[:8]}")
+    with proxied(rabbitmq_server.port) as link:
+        uri = rabbitmq_server.uri.replace(str(rabbitmq_server.port), str(link.port))
+        delivery = Delivery(QueueTarget(rabbitmq_server, uri=uri, timeout=1.0), tmp_path)
+        delivery.open()
+        for number in range(3):
+            delivery.add(message(name, number, "row"))
+        link.stall()
+        with pytest.raises(AwayError):
+            list(delivery.deliver())
+        link.reset()
+        link.heal()
+        delivery.open()
+        assert list(delivery.deliver()) == []
+        delivery.close()
+    ids = [json.loads(body)["id"] for _, body in queues.all(name)]
+    assert ids[-3:] == [0, 1, 2]
+
+
+@pytest.mark.soak
+def test_a_sink_that_has_nothing_to_do_keeps_its_connection(
+    rabbitmq_server: RabbitServer, queues: Queues, tmp_path: Path
+) -> None:
+    name = queues.make(f"idle{uuid.uuid4().hex[:8]}")
+    delivery = Delivery(QueueTarget(rabbitmq_server, timeout=1.0), tmp_path)
+    delivery.open()
+    time.sleep(10)  # five times the heartbeat: a server gives up after two
+    delivery.add(message(name, 1, "row"))
+    assert list(delivery.deliver()) == []
+    delivery.close()
+    assert queues.ready(name) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import select
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,9 @@ def test_trace_tells_why_the_last_run_stopped_at_a_message(shop: Shop) -> None:
     found = {n: shop.lines("trace", "shop.py", str(n))[0]["sinks"][1]["detail"] for n in (2, 3)}
     assert found[2].startswith("the last run stopped here: no 2 is welcome here; the sink's offset is 1")
     assert "no 2 is welcome" not in found[3]
+    trying = replace(node, state="retrying")
+    publish(shop.data, RunFile("r", 1, "here", NOW, NOW, Progress("shop", 1.0, "running", 5, [trying])))
+    assert "stopped here" not in shop.ok("trace", "shop.py", "2"), "it goes on trying"
     shop.sink("ids", Commit(watermark=3))
     assert "no 2 is welcome" not in shop.ok("trace", "shop.py", "3"), "it stands elsewhere now"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -82,7 +83,7 @@ def _what_now(done: Stepped, file: str) -> str:
     steps = [
         (f"penstock xlog show {done.offset}", "look at it"),
         (f"penstock offset ack {done.sink} {done.offset}", "pass over it"),
-        (f"penstock step {file} {done.sink} --dead-letter", "keep it for later and go on"),
+        (f"penstock step {shlex.quote(file)} {done.sink} --dead-letter", "keep it for later and go on"),
     ]
     width = max(len(command) for command, _ in steps)
     return visible("\nWhat to try next:\n" + "\n".join(f"  {c:{width}}   {why}" for c, why in steps))

@@ -48,6 +48,8 @@ _REFUSALS = re.compile(
 _SECRET_NAMES = re.compile("(AWS|AZURE|GOOGLE)_.*(KEY|SECRET|TOKEN|KEY_BASE64)")
 _ANSWER = re.compile(r"<(Code|Message)>([^<]*)<")
 _CAUSE = re.compile(r'message: "([^"]*)"')
+UNTRUSTED = "its certificate is not trusted"
+"""Part of what is said of a store that shows a certificate of an unknown authority."""
 _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
 
 
@@ -175,7 +177,7 @@ class ObjectStore(FragmentStore):
         answer = ": ".join(value for _, value in _ANSWER.findall(text))
         cause = "" if answer else ": ".join(_CAUSE.findall(details)[-1:])
         if not answer and (refused := _CERTIFICATE.search(details)):
-            cause = f"its certificate is not trusted: {refused[1]}"
+            cause = f"{UNTRUSTED}: {refused[1]}"
         elif not answer and not cause and "TimedOut" in details:
             cause = "it did not answer in time"
         said = text.partition("<")[0].strip().rstrip(":")

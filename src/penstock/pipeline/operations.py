@@ -287,11 +287,13 @@ class Directory:
         return found
 
     def stopped_by(self, pipeline: str, sink: str, watermark: int) -> str | None:
-        """Why the newest run left a sink at this offset; None if it is not there any more, or not for an error."""
+        """Why the newest run stopped a sink at this offset; None if it did not, or goes on trying."""
         file = self.run_file(pipeline)
-        return _stopped_by(file, sink, watermark) if file else None
+        stopped = file and any(one.node == sink and one.state == "stopped" for one in file.progress.nodes)
+        return _stopped_by(file, sink, watermark) if file and stopped else None
 
 
 def _stopped_by(file: RunFile, sink: str, watermark: int) -> str | None:
+    """What a run had to say of a sink, if it left it at this offset."""
     node = next((node for node in file.progress.nodes if node.node == sink), None)
     return node.error if node and file.progress.log_next - node.lag == watermark else None

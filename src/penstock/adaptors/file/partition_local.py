@@ -34,7 +34,7 @@ class LocalTarget(Target):
         self._lock: DiskFile | None = None
 
     def inspect(self) -> Sequence[Finding]:
-        return obstacles(self._top / "x", made=True)
+        return obstacles(self._top, made=True)
 
     def open(self) -> None:
         self.close()

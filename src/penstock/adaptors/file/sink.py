@@ -38,7 +38,7 @@ from penstock.adaptors.base import (
     Staged,
     Stager,
 )
-from penstock.adaptors.file.obstacles import obstacles
+from penstock.adaptors.file.obstacles import obstacles_to_file
 from penstock.adaptors.formats.csvwriter import first_fields, header_of, records_of
 from penstock.adaptors.formats.linewriter import Writing, lines_of
 from penstock.adaptors.formats.partfile import PartFile, compressed
@@ -76,9 +76,7 @@ class FileSink(Sink):
         self._disk = disk or Disk()
 
     def inspect(self, namespaces: Sequence[str] | None = None) -> Sequence[Finding]:
-        if self._target.is_dir():
-            return [Finding(f"{self._target} is a directory, not a file", fatal=True)]
-        return obstacles(self._target, made=False)
+        return obstacles_to_file(self._target)
 
     def stager(self) -> Stager:
         return FileStager(self._writing, self._target)

@@ -48,8 +48,11 @@ _RIGHTS = (
 )  # fmt: skip
 """What a person has to change, at the brokers or in the settings."""
 
-_SLICE = 1.0
-"""Seconds between two looks whether an answer is still wanted."""
+_SLICES = (1.0, 10.0)
+"""Seconds for which an answer is waited for before a look whether it is still wanted: first, and at most.
+
+They double: an answer that comes too late is lost, and a broker that is slow must be heard in the end.
+"""
 
 QUIET: Mapping[str, object] = {
     "log_level": 2, "log.connection.close": False, "reconnect.backoff.max.ms": 2000, "socket.keepalive.enable": True,
@@ -139,18 +142,19 @@ class Cluster:
 
     def listed(self, client: AdminClient | Consumer, what: str, trouble: Trouble) -> ClusterMetadata:
         """The cluster as it tells of itself. `what` needs it, and is told where it cannot be had."""
-        deadline = time.monotonic() + self.settings.timeout
+        deadline, slice = time.monotonic() + self.settings.timeout, _SLICES[0]
         with self.asking(what, trouble):
             while True:
                 left = deadline - time.monotonic()
                 try:
-                    return client.list_topics(timeout=max(0.01, min(left, _SLICE)))
+                    return client.list_topics(timeout=max(0.01, min(left, slice)))
                 except driver().KafkaException as error:
                     # What it says on the side is heard only now. A record that comes instead is read again: this ends.
                     client.poll(0)
                     patient = error.args[0].name() in _AWAY and trouble.denied is None
-                    if not patient or left <= _SLICE or self.stop.is_set():
+                    if not patient or left <= slice or self.stop.is_set():
                         raise
+                    slice = min(2 * slice, _SLICES[1])
 
     def topics(self, client: AdminClient | Consumer, trouble: Trouble) -> dict[str, list[int]]:
         """The partitions of all topics but Kafka's own and those in which sinks keep their positions."""

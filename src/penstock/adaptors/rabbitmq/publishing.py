@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -38,24 +38,24 @@ class Outgoing(NamedTuple):
     offset: int
 
 
-class UnroutedError(Exception):
-    """A message reached no queue."""
+class NotTakenError(Exception):
+    """What became of a message that is in no queue."""
 
     def __init__(self, message: Outgoing) -> None:
         super().__init__(message.offset)
         self.message = message
 
 
-class NackedError(Exception):
-    """The server did not take a message."""
+class UnroutedError(NotTakenError):
+    """It reached none."""
 
-    def __init__(self, message: Outgoing) -> None:
-        super().__init__(message.offset)
-        self.message = message
+
+class NackedError(NotTakenError):
+    """The server did not take it."""
 
 
 class Publishing:
-    """Opened when made. Errors are those of the driver, `TimeoutError`, and the two above; after one, close it."""
+    """Opened when made. Errors are those of the driver, `TimeoutError`, and those above; after one, close it."""
 
     def __init__(self, settings: RabbitMq) -> None:
         # The blocking connection tells apart why there is none: a password, a certificate, a host that is not there.
@@ -154,9 +154,8 @@ class Publishing:
         """Wait for it, as long as something moves."""
         while not wanted.done():
             before = len(self._open)
-            waiting: set[Awaitable[None]] = {wanted, self._gone}
-            done, _ = await asyncio.wait(  # type: ignore[type-var]
-                waiting, timeout=self._settings.timeout, return_when=asyncio.FIRST_COMPLETED
+            done, _ = await asyncio.wait(
+                {wanted, self._gone}, timeout=self._settings.timeout, return_when=asyncio.FIRST_COMPLETED
             )
             if self._gone in done and not wanted.done():
                 self._gone.result()

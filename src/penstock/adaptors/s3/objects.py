@@ -17,14 +17,13 @@ from penstock.adaptors.file.reading import FileChangedError
 from penstock.adaptors.formats.contents import Content
 from penstock.adaptors.formats.ledger import Entry
 from penstock.base.errors import AwayError, PenstockError, UsageError
-from penstock.journal.objectstores import PAGE, ObjectStore
+from penstock.journal.objectstores import PAGE, UNTRUSTED, ObjectStore
 
 RANGE = 4 << 20
 HELD = 4
 """Ranges of an object that are held: a Parquet file is read here and there."""
 
 _WRONG = ("NoSuchBucket", "InvalidBucketName", "PermanentRedirect", "AuthorizationHeaderMalformed")
-_UNTRUSTED = "certificate is not trusted"
 
 
 class Objects(ObjectStore):
@@ -104,7 +103,7 @@ class Objects(ObjectStore):
                 pass
 
     def _judged(self, text: str) -> PenstockError:
-        if _UNTRUSTED in text:
+        if UNTRUSTED in text:
             return UsageError(text, hint="name the file of its authority in the variable SSL_CERT_FILE")
         return (UsageError if any(word in text for word in _WRONG) else AwayError)(text)
 
