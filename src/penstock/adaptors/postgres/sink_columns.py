@@ -51,7 +51,7 @@ class AlikeReader:
         """None if these documents have to be looked at one by one."""
         texts = ta.as_texts(documents)
         found = apart(texts, {name: usual.spelt for name, usual in self._usual.items()})
-        if found is None:
+        if found is None or 2 * len(found.odd) > len(texts):  # not alike at all
             return None
         columns = {}
         for name, values in found.columns.items():
