@@ -93,7 +93,6 @@ def compare(broker: Broker, others: list[Broker]) -> None:
         if yields(broker.epoch, broker.spool.end, ours, survey, empty=not broker.files):
             broker.set_aside()
             return
-    broker.compared = True
 
 
 class Replication(RuleBasedStateMachine):
@@ -129,7 +128,6 @@ class Replication(RuleBasedStateMachine):
         for broker in members:
             if not broker.compared:
                 compare(broker, [other for other in members if other is not broker])
-                broker.compared = True
         roll_to: int | None = None
         for _ in range(6):
             proposal = proposal_to_extend(
@@ -148,15 +146,20 @@ class Replication(RuleBasedStateMachine):
                     return
                 if peer.propose(proposal) is Outcome.MISMATCH:
                     mismatches.append((peer.spool.fragment, LabelSet()))
-                else:
-                    peer.epoch = self.revision
             assert primary.propose(proposal) is not Outcome.MISMATCH
             if not mismatches:
-                primary.epoch = self.revision
+                self.agreed(primary)
                 self.route = route
+                for peer in peers[: max(messages, 0)]:
+                    self.agreed(peer)  # the others are told with what is sent next
                 return
             roll_to = next_proposal(proposal, mismatches).offset
         raise AssertionError("they never agree")
+
+    def agreed(self, broker: Broker) -> None:
+        """A broker knows that all agree."""
+        broker.epoch = self.revision
+        broker.compared = True
 
     @rule(content=st.binary(min_size=1, max_size=4), reached=st.integers(0, 3), adopts=st.booleans())
     def append(self, content: bytes, reached: int, adopts: bool) -> None:
@@ -172,6 +175,7 @@ class Replication(RuleBasedStateMachine):
             proposal = broker.spool.next()
         assert proposal is not None
         for peer in peers[:reached]:
+            self.agreed(peer)
             assert peer.propose(proposal) is Outcome.COMMITTED
         if reached >= len(peers):
             assert primary.propose(proposal) is Outcome.COMMITTED

@@ -1,7 +1,7 @@
 """A spool that a crash left, compared with what the other replicas and the stores have (DESIGN, 10).
 
-Done while all replicas are locked by one synchronisation, so that nobody writes meanwhile. What nobody contradicts
-takes part in the synchronisation like any other spool. What is contradicted, by a store or by a replica that took part
+Done while all replicas are locked by one synchronisation, so that nobody writes meanwhile, and again at the next one if
+that comes to nothing: others may be there then who know better. What nobody contradicts takes part in the synchronisation like any other spool. What is contradicted, by a store or by a replica that took part
 in a later synchronisation, is set aside and reported; the broker then begins as one that never had the journal.
 """
 
@@ -51,8 +51,7 @@ async def examine(replica: Replica, others: Sequence[Peer], peers: Peers, thread
             f"{replica.spec.name}: what a crash left cannot be compared with what others have: {told}"
         ) from error
     if not contradiction:
-        replica.local.quarantined = False
-        return
+        return  # it is compared again, with whoever is there then, until all have agreed
     paths = await replica.local.set_aside()
     replica.set_aside += paths
     log.error(
