@@ -79,8 +79,9 @@ class Broker:
     def survey(self, spans: list[tuple[int, int]]) -> Survey:
         return Survey(self.epoch, locked=True, end=self.spool.end, parts=self.parts(spans))
 
-    def set_aside(self) -> None:
-        self.closed, self.memory = [], Memory()
+    def set_aside(self, offset: int) -> None:
+        self.closed = [(begin, content) for begin, content in self.files if begin + len(content) <= offset]
+        self.memory = Memory()
         self.spool = Spool(empty_fragment(JOURNAL, 0, Codec.NONE), LabelSet(), self.memory)
 
 
@@ -90,9 +91,9 @@ def compare(broker: Broker, others: list[Broker]) -> None:
     for other in others:
         survey = other.survey(spans)
         ours = broker.parts([(part.begin, part.end) for part in survey.parts])
-        if yields(broker.epoch, broker.spool.end, ours, survey, empty=not broker.files):
-            broker.set_aside()
-            return
+        wrong = yields(broker.epoch, broker.spool.end, ours, survey, empty=not broker.files)
+        if wrong is not None:
+            broker.set_aside(wrong)
 
 
 class Replication(RuleBasedStateMachine):

@@ -284,18 +284,24 @@ class LocalSpool(SpoolFiles):
         self.in_sync = True
         self._observer.agreed()
 
-    async def set_aside(self) -> list[Path]:
-        """What was recovered is not what the journal has: begin as a broker that never had it. Where it is now."""
+    async def set_aside(self, offset: int = 0) -> list[Path]:
+        """What was recovered is, from an offset on, not what the journal has: begin as a broker that never had it.
+
+        Files that end before the offset are kept back, as they were. Where the others are now.
+        """
         self.roll_back()
         await self.durable()
-        return await uncancelled(self._set_aside())
+        return await uncancelled(self._set_aside(offset))
 
-    async def _set_aside(self) -> list[Path]:
-        files, self._held, self._file = self.files, [], None
+    async def _set_aside(self, offset: int) -> list[Path]:
+        files = [file for file in self.files if file.fragment.end > offset or not file.fragment.length]
+        if self._file is not None and self._file not in files:
+            self._file.park()
+        self._held, self._file = [file for file in self.files if file not in files], None
         self._durables.clear()
         self.spool = Spool(empty_fragment(self.journal, 0, Codec.NONE), LabelSet(), self)
         self.first_append = self._published = 0
-        self.quarantined = False
+        self.quarantined = bool(self._held)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._shop.threads, set_aside, self._shop.disk, files)
 
