@@ -108,45 +108,48 @@ def serve(
     from penstock.immortal import running
     from penstock.immortal.coordinator import Options
 
-    place = _place(connection, log)
-    known = asking(connection, place, lambda client: _registered(client, name, replica))
-    receive = receive_port if receive_port is not None else (known.receive_port if known else None)
-    send = send_port if send_port is not None else (known.send_port if known else None)
-    if not receive or not send:
-        raise UsageError(
-            f"no ports for the binding of {name}", hint="--receive-port and --send-port, or register it"
+    async def decided(client: AsyncClient) -> Options:
+        known = await _registered(client, name, replica)
+        receive = receive_port if receive_port is not None else known.receive_port
+        send = send_port if send_port is not None else known.send_port
+        if not receive or not send:
+            raise UsageError(
+                f"no ports for the binding of {name}", hint="--receive-port and --send-port, or register it"
+            )
+        version = current_version if current_version is not None else known.version
+        upgrade = known.upgrade if upgrade_version is None else upgrade_version
+        trigger = known.trigger_mib if log_trigger is None else log_trigger
+        return Options(
+            name=name,
+            receive_port=receive,
+            send_port=send,
+            host=host,
+            port=port,
+            replica=replica,
+            active=active or replica > 0 or known.active,
+            version=version,
+            upgrade=max(version, upgrade),
+            create=create or known.create,
+            persist=known.persist,
+            trigger=int(trigger * (1 << 20)),
+            keep=keep_checkpoints,
+            failover=failover,
+            legacy=legacy_binding,
         )
-    version = current_version if current_version is not None else (known.version if known else 0)
-    upgrade = upgrade_version if upgrade_version is not None else (known.upgrade if known else version)
-    trigger = log_trigger if log_trigger is not None else (known.trigger_mib if known else 1000)
-    options = Options(
-        name=name,
-        receive_port=receive,
-        send_port=send,
-        host=host,
-        port=port,
-        replica=replica,
-        active=active or replica > 0 or (known.active if known else False),
-        version=version,
-        upgrade=upgrade,
-        create=create or (known.create if known else "A"),
-        persist=known.persist if known else True,
-        trigger=int(trigger * (1 << 20)),
-        keep=keep_checkpoints,
-        failover=failover,
-        legacy=legacy_binding,
-    )
-    running.end(running.run(options, place, tls=connection.tls(), tokens=connection.tokens()))
+
+    place = _place(connection, log)
+    running.end(running.run(decided, place, tls=connection.tls(), tokens=connection.tokens()))
 
 
-async def _registered(client: AsyncClient, name: str, replica: int) -> Registration | None:
+async def _registered(client: AsyncClient, name: str, replica: int) -> Registration:
+    """As registered; of one that was not, what registering says by default."""
     from penstock.immortal import about, journals
 
     journals.check_name(name)
     if name not in await journals.instances(client):
-        return None
+        return about.Registration(replica, 0, 0)
     known = (await about.read(client, name)).registrations
-    return known.get(replica, known.get(0))
+    return known.get(replica) or known.get(0) or about.Registration(replica, 0, 0)
 
 
 def asking(connection: Connection, place: str, ask: Callable[[AsyncClient], Awaitable[T]]) -> T:

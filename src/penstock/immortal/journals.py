@@ -52,10 +52,12 @@ def journal_name(instance: str, kind: str) -> str:
 def check_name(instance: str) -> str:
     """Refuse a name that no journal could have."""
     try:
-        check_token(instance, 1, 128, "-_.")
+        check_token(instance, 1, 128)
+        if "/" in instance:
+            raise ValidationError("a slash")
     except ValidationError:
         raise UsageError(
-            f"'{instance}' is no name for an instance: 1 to 128 bytes of letters, digits, '-', '_' and '.'"
+            f"'{instance}' is no name for an instance: 1 to 128 bytes of letters, digits and `-_+.`"
         ) from None
     return instance
 

@@ -79,9 +79,11 @@ class Peers:
         self._server = await asyncio.start_server(self._accept, options.host, options.port, limit=LINE)
         self.port = self._server.sockets[0].getsockname()[1]
 
-    async def close(self) -> None:
+    def close(self) -> None:
         if self._server is not None:
             self._server.close()
+        for writer in [*self._watchers.values(), *(one.writer for one in self._incoming.values())]:
+            writer.transport.abort()
 
     def begin(self) -> None:
         """We are primary: send to those for whom there is something, and to those attached to."""
@@ -184,7 +186,7 @@ class Peers:
         try:
             ended = asyncio.ensure_future(reader.read(1))
             try:
-                while not ended.done():
+                while not ended.done() and not writer.is_closing():
                     writer.write(b".\n")
                     await writer.drain()
                     await asyncio.wait((ended,), timeout=BEAT)

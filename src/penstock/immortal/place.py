@@ -19,7 +19,6 @@ from penstock.base.errors import InUseError, PenstockError
 from penstock.journal.client import AsyncClient, BrokerGoneError, TimedOutError
 from penstock.journal.client.connection import Tls, Tokens
 from penstock.journal.datadir import DataDir
-from penstock.journal.embedded import EmbeddedBroker, address
 
 _ADDRESS = re.compile(r"(https?://|unix:)")
 _POLL = 0.1
@@ -94,7 +93,7 @@ async def opened(place: str, *, tls: Tls | None = None, tokens: Tokens | None = 
         made = Place(AsyncClient(place, tls=tls, tokens=tokens, follow_routes=True), None)
     else:
         directory = DataDir(Path(place))
-        made = Place(AsyncClient(address(directory)), directory)
+        made = Place(AsyncClient(f"unix:{directory.socket}"), directory)
     try:
         await made.open()
         yield made
@@ -104,6 +103,8 @@ async def opened(place: str, *, tls: Tls | None = None, tokens: Tokens | None = 
 
 def serve(path: Path) -> int:
     """Own the directory until the coordinator that started us is gone: its end of our standard input closes."""
+    from penstock.journal.embedded import EmbeddedBroker  # only the broker's own process needs all of it
+
     try:
         broker = EmbeddedBroker(path, patience=0.0)
     except InUseError:

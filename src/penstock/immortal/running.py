@@ -15,10 +15,12 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Awaitable, Callable
 
 from penstock.immortal.coordinator import Options, fatal
 from penstock.immortal.place import opened
 from penstock.immortal.starting import Debug, first_of, serve
+from penstock.journal.client import AsyncClient
 from penstock.journal.client.connection import Tls, Tokens
 
 _log = logging.getLogger(__name__)
@@ -31,8 +33,12 @@ def tell(text: str) -> None:
     sys.stdout.flush()
 
 
+Decide = Callable[[AsyncClient], Awaitable[Options]]
+"""Gives the options, with what the journals say about the instance."""
+
+
 def run(
-    options: Options,
+    options: Options | Decide,
     place: str,
     *,
     tls: Tls | None = None,
@@ -44,7 +50,7 @@ def run(
         return asyncio.run(_run(options, place, tls, tokens, debug))
     except KeyboardInterrupt:
         return STOPPED
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - the process ends by it
         found = first_of(error) if isinstance(error, BaseExceptionGroup) else error
         ended = fatal(found)
         if ended is None:
@@ -58,7 +64,7 @@ def run(
 
 
 async def _run(
-    options: Options, place: str, tls: Tls | None, tokens: Tokens | None, debug: Debug | None
+    options: Options | Decide, place: str, tls: Tls | None, tokens: Tokens | None, debug: Debug | None
 ) -> int:
     loop = asyncio.get_running_loop()
     serving = asyncio.ensure_future(_serving(options, place, tls, tokens, debug))
@@ -72,10 +78,11 @@ async def _run(
 
 
 async def _serving(
-    options: Options, place: str, tls: Tls | None, tokens: Tokens | None, debug: Debug | None
+    options: Options | Decide, place: str, tls: Tls | None, tokens: Tokens | None, debug: Debug | None
 ) -> None:
     async with opened(place, tls=tls, tokens=tokens) as there:
-        await serve(options, there, tell, debug)
+        decided = options if isinstance(options, Options) else await options(there.client)
+        await serve(decided, there, tell, debug)
 
 
 def end(code: int) -> None:

@@ -26,6 +26,7 @@ from penstock.immortal.coordinator import Asked, Coordinator, FatalError, Option
 from penstock.immortal.journals import Fenced, claim, journal_name
 from penstock.immortal.logformat import (
     Claimed,
+    CorruptLogError,
     LogDecoder,
     LogRecord,
     Marked,
@@ -60,6 +61,7 @@ async def serve(options: Options, place: Place, tell: Tell, debug: Debug | None 
     binding = await Binding.accepted(options.receive_port, options.send_port, legacy=options.legacy)
     owner = f"replica-{options.replica}.{uuid.uuid4().hex[:16]}"
     coordinator = Coordinator(options, place, binding, owner)
+    life: Life | None = None
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(coordinator.read_binding())
@@ -69,6 +71,8 @@ async def serve(options: Options, place: Place, tell: Tell, debug: Debug | None 
         raise first_of(errors) from None
     finally:
         binding.close()
+        if life is not None:
+            life.close()
 
 
 def first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -92,16 +96,27 @@ class Life:
         self._log = journal_name(self._options.name, "log")
         self._caught_up = asyncio.Event()
         self._pending = b""
+        self._read_to = 0
+        self._is_replayed = False
+
+    def close(self) -> None:
+        """Nobody hears of us any more."""
+        self._peers.close()
 
     async def run(self) -> None:
         """Become primary, at once or some day, and then run."""
         options = self._options
         await self._peers.listen()
         there = await checkpoints.catalogue(self._client, options.name)
-        if options.active and there.last is None:
-            there = await self._wait_for_a_first()
-        if options.create == "Y" or (there.last is None and options.create == "A"):
-            await self._first_start()
+        if options.create == "Y":
+            await self._first_start(None)
+            return
+        while options.active and there.last is None and options.create == "A":
+            there, gone = await self._wait_for_a_first()
+            if there.last is None and await self._first_start(gone):
+                return
+        if there.last is None and options.create == "A":
+            await self._first_start(None)
         elif there.last is None:
             raise FatalError(2, f"instance {options.name} has no checkpoint to recover from")
         else:
@@ -120,7 +135,7 @@ class Life:
 
     # First start.
 
-    async def _wait_for_a_first(self) -> checkpoints.Catalogue:
+    async def _wait_for_a_first(self) -> tuple[checkpoints.Catalogue, str]:
         """Of replicas that start together, one makes the first start; the others wait for its checkpoint."""
         name, failover = self._options.name, self._options.failover
         gone = asyncio.ensure_future(
@@ -131,16 +146,18 @@ class Life:
                 await asyncio.wait((gone,), timeout=0.2)
                 there = await checkpoints.catalogue(self._client, name)
                 if there.last is not None or gone.done():
-                    return there
+                    return there, gone.result() if gone.done() else ""
         finally:
             gone.cancel()
 
-    async def _first_start(self) -> None:
+    async def _first_start(self, instead_of: str | None) -> bool:
+        """False if another replica was faster."""
         coordinator = self._coordinator
         committer = time.time_ns() // 1000 & 0x7FFFFFFF
         coordinator.state = State(self._options.name, committer, uuid.uuid4().hex)
-        fenced = await self._claimed(None)
-        assert fenced is not None
+        fenced = await self._claimed(instead_of)
+        if fenced is None:
+            return False
         coordinator.delivered_end = fenced.end
         self._group.create_task(coordinator.deliver())
         kind = MessageType.TAKE_BECOMING_PRIMARY_CHECKPOINT
@@ -151,6 +168,7 @@ class Life:
         assert record is not None
         await coordinator.commit_record(record)
         await self._primary()
+        return True
 
     # Recovery.
 
@@ -164,8 +182,9 @@ class Life:
             )
         await self._load(entry)
         claiming = self._group.create_task(self._become_primary())
-        await self._replay(entry)
+        replaying = self._group.create_task(self._replay(entry))
         await claiming
+        await self._replayed_up_to_the_claim(replaying)
         coordinator = self._coordinator
         assert coordinator.fenced is not None
         coordinator.delivered_end = coordinator.fenced.end
@@ -214,12 +233,27 @@ class Life:
         if entry.log_offset >= head:
             self._caught_up.set()
         async with self._client.read(self._log, entry.log_offset, block=True, raise_jumps=True) as reader:
-            async for _, chunk in reader:
+            async for offset, chunk in reader:
                 for item in decoder.feed(chunk):
                     if await self._replayed(item):
+                        self._is_replayed = True
                         return
+                self._read_to = offset + len(chunk)
                 if decoder.position >= head:
                     self._caught_up.set()
+
+    async def _replayed_up_to_the_claim(self, replaying: asyncio.Task[None]) -> None:
+        """A record that says it is longer than it is would be waited for without end."""
+        fenced = self._coordinator.fenced
+        assert fenced is not None
+        while not replaying.done():
+            await asyncio.wait((replaying,), timeout=0.2)
+            if not self._is_replayed and self._read_to >= fenced.end:
+                raise CorruptLogError(
+                    "a record that goes on beyond the end of the log",
+                    where=self._log,
+                    position=self._coordinator.delivered_end,
+                )
 
     async def _replayed(self, item: LogRecord | Marked) -> bool:
         """Whether this was our own claim, behind which is nothing of anybody else."""
@@ -235,7 +269,9 @@ class Life:
             return mark.owner == coordinator.owner
         if isinstance(mark, Met):
             coordinator.state.met(mark)
-        elif isinstance(mark, Upgraded) and not coordinator.is_muted:
+        elif (
+            isinstance(mark, Upgraded) and mark.version != self._options.version and not coordinator.is_muted
+        ):
             raise FatalError(1, f"version mismatch: the instance was upgraded to version {mark.version}")
         elif isinstance(mark, Rolled) and mark.checkpointer == coordinator.owner:
             await coordinator.take_checkpoint(Asked(MessageType.TAKE_CHECKPOINT, self._options.version))
