@@ -42,10 +42,12 @@ class Instance:
         self.arguments = arguments
         self.report_file = folder / f"{name}.json"
         self.output = folder / f"{name}-{id(self)}.log"
+        self._begin = 0
         self.coordinator: subprocess.Popen[bytes] | None = None
         self.binding: subprocess.Popen[bytes] | None = None
 
     def start(self, **environment: str) -> None:
+        self._begin = len(self.said())
         receive, send = str(free_port()), str(free_port())
         command = ["immortal", "serve", "--name", self.name, "--receive-port", receive, "--send-port", send]
         env = {**os.environ, **environment}
@@ -87,6 +89,11 @@ class Instance:
         except FileNotFoundError:
             return {}
         return found
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether it told so since its last start, and runs."""
+        return not self.has_ended and "Primary: " in self.said()[self._begin :]
 
     def said(self) -> str:
         return self.output.read_text() if self.output.exists() else ""

@@ -59,10 +59,14 @@ class Incoming:
 class Peers:
     """All streams of a primary, and those who watch it."""
 
-    def __init__(self, coordinator: Coordinator, password: str, spawn: Spawn) -> None:
+    def __init__(
+        self, coordinator: Coordinator, password: str, spawn: Spawn, tell: Callable[[str], None]
+    ) -> None:
         self._coordinator = coordinator
         self._password = password
         self._spawn = spawn
+        self._tell = tell
+        self._told: set[str] = set()
         self._incoming: dict[str, Incoming] = {}
         self._senders: dict[str, asyncio.Event] = {}
         self._watchers: dict[str, asyncio.StreamWriter] = {}
@@ -95,6 +99,14 @@ class Peers:
 
     def _checkpointer(self) -> str:
         return min(self._watchers, default="")
+
+    def _tell_once(self, end: str, name: str) -> None:
+        """Bindings count the ends of streams that they are told of: of calls, and of what is durable."""
+        text = f"Adding {end}:{name}"
+        if text not in self._told:
+            self._told.add(text)
+            self._tell(text)
+            self._tell(text)
 
     # Receiving.
 
@@ -139,6 +151,7 @@ class Peers:
         if before is not None:
             before.is_replaced = True
             before.writer.transport.abort()
+        self._tell_once("input", hello.source)
         mine = self._incoming[hello.source] = Incoming(hello.source, writer)
         writer.transport.set_write_buffer_limits(high=_STALLED)
         writer.write(line(Welcome(incarnation=state.incarnation)))
@@ -252,6 +265,7 @@ class Peers:
             wanted, rest = await _replay_from(reader, decoder)
             await self._meet(output, welcome.incarnation, wanted)
             output.open(wanted)
+            self._tell_once("output", output.name)
             for message in rest:
                 self._heard(output, message)
             await self._exchange(output, ready, reader, writer, decoder)

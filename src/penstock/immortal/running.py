@@ -3,6 +3,9 @@
     FATAL ERROR <n>: …    0 unexpected, 1 version mismatch, 2 missing checkpoint, 3 damaged log,
                           4 binding or metadata, 5 log write, or another primary
 
+Lines that bindings wait for: `Ready…` when they may connect; `Adding input:` and `Adding output:`, or `restoring …`,
+twice each, when calls to itself are taken; the same with a name behind the colon for streams to others.
+
 There is no other end than failing: a coordinator that is told to stop (SIGTERM, SIGINT) ends as well as it can, and the
 next start recovers as after any crash.
 """

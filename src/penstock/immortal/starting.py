@@ -57,7 +57,7 @@ async def serve(options: Options, place: Place, tell: Tell, debug: Debug | None 
     """Run a coordinator until it fails, which is how each one ends."""
     await place.reach()
     await journals.ensure(place.client, options.name)
-    tell(f"Waiting for the binding on ports {options.receive_port} and {options.send_port}")
+    tell(f"Ready: waiting for the binding on ports {options.receive_port} and {options.send_port}")
     binding = await Binding.accepted(options.receive_port, options.send_port, legacy=options.legacy)
     owner = f"replica-{options.replica}.{uuid.uuid4().hex[:16]}"
     coordinator = Coordinator(options, place, binding, owner)
@@ -92,10 +92,11 @@ class Life:
         self._group = group
         self._tell = tell
         self._password = secrets.token_hex(16)
-        self._peers = Peers(coordinator, self._password, group.create_task)
+        self._peers = Peers(coordinator, self._password, group.create_task, tell)
         self._log = journal_name(self._options.name, "log")
         self._caught_up = asyncio.Event()
         self._pending = b""
+        self._adding = "Adding"
         self._read_to = 0
         self._is_replayed = False
 
@@ -180,6 +181,7 @@ class Life:
                 f"version mismatch: instance {options.name} is of version {entry.version}, "
                 f"this coordinator was started for {options.version}; register the current version",
             )
+        self._adding = "restoring"
         await self._load(entry)
         claiming = self._group.create_task(self._become_primary())
         replaying = self._group.create_task(self._replay(entry))
@@ -334,4 +336,6 @@ class Life:
         self._group.create_task(coordinator.commit())
         self._group.create_task(coordinator.watch_fence())
         self._peers.begin()
-        self._tell(f"Ready: {self._options.name} is primary on port {self._peers.port}")
+        self._tell(f"Primary: {self._options.name} on port {self._peers.port}")
+        for end in ("input", "output") * 2:  # bindings count these: the four ends of the streams to itself
+            self._tell(f"{self._adding} {end}:")
