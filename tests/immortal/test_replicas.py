@@ -24,9 +24,7 @@ def trio(place: str, folder: Path, total: int) -> tuple[Instance, list[Instance]
 
 
 def primaries(replicas: list[Instance]) -> list[Instance]:
-    return [
-        one for one in replicas if not one.has_ended and "Primary: " in one.said().rpartition("Ready: ")[2]
-    ]
+    return [one for one in replicas if one.is_primary]
 
 
 def takes_over(replicas: list[Instance], old: Instance, since: float, what: str) -> Instance:
