@@ -15,7 +15,20 @@ from typing import NoReturn
 import click
 
 from penstock import __version__
-from penstock.cli import brokers, dead, journals, look, offset, operate, passing, pipelines, run, trying, xlog
+from penstock.cli import (
+    brokers,
+    clusters,
+    dead,
+    journals,
+    look,
+    offset,
+    operate,
+    passing,
+    pipelines,
+    run,
+    trying,
+    xlog,
+)
 from penstock.cli.common import Session, json_option, show_error
 
 INTERRUPTED = 130
@@ -40,7 +53,7 @@ _SECTIONS = {
         operate.release,
         dead.dead,
     ),
-    "Journals": (brokers.broker, journals.journals),
+    "Journals": (brokers.broker, clusters.cluster, journals.journals),
 }
 
 _EPILOG = """\b
@@ -57,6 +70,7 @@ Exit codes:
 Environment:
   PENSTOCK_DATA_DIR    the data directory, as --data-dir
   PENSTOCK_BROKER      the broker's address, as --broker
+  PENSTOCK_ETCD        etcd's address, as --etcd
   PENSTOCK_AUTH_KEYS   keys, as --auth-keys
   PENSTOCK_AUTH_TOKEN  a token, as --auth-token
   PENSTOCK_SETTINGS    a file of values for a pipeline file, as --settings
