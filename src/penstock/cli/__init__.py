@@ -19,6 +19,7 @@ from penstock.cli import (
     brokers,
     clusters,
     dead,
+    immortal,
     journals,
     look,
     offset,
@@ -54,6 +55,7 @@ _SECTIONS = {
         dead.dead,
     ),
     "Journals": (brokers.broker, clusters.cluster, journals.journals),
+    "Immortals": (immortal.immortal,),
 }
 
 _EPILOG = """\b
