@@ -17,6 +17,7 @@ import click
 from penstock import __version__
 from penstock.cli import (
     brokers,
+    connectors,
     dead,
     immortal,
     journals,
@@ -54,6 +55,7 @@ _SECTIONS = {
         dead.dead,
     ),
     "Journals": (brokers.broker, journals.journals),
+    "Connectors": (connectors.connector,),
     "Immortals": (immortal.immortal,),
 }
 
