@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.adaptors.base import Adaptor
+from penstock.adaptors.connector import Connector
 from penstock.adaptors.delta import Delta
 from penstock.adaptors.discard import Discard
 from penstock.adaptors.elasticsearch import Elasticsearch
@@ -33,6 +34,7 @@ from penstock.base.settings import load
 ALL: Mapping[str, type[Adaptor]] = {
     kind.name: kind
     for kind in (
+        Connector,
         Delta,
         Discard,
         Elasticsearch,
@@ -53,6 +55,11 @@ ALL: Mapping[str, type[Adaptor]] = {
     )
 }
 """Every built-in adaptor by its name, for `about` and `init`."""
+
+
+def connector(**settings: object) -> Connector:
+    """A program that speaks the connector protocol: `connector(sink="localhost:7200", cookie="${COOKIE}")`."""
+    return load("adaptor 'connector'", Connector, settings)
 
 
 def delta(**settings: object) -> Delta:
@@ -145,6 +152,7 @@ def sqlite(**settings: object) -> Sqlite:
 
 __all__ = [
     "ALL",
+    "connector",
     "delta",
     "discard",
     "elasticsearch",
