@@ -18,7 +18,7 @@ from tests.connector.test_twopc import frames
 
 from penstock.base.errors import AwayError, InUseError
 from penstock.connector.frames import Error, Hello, Notify, Ok, encode
-from penstock.connector.sink import Limits, SinkServer, Terms
+from penstock.connector.sink import Limits, SinkServer, Storage, Terms, Workers
 from penstock.connector.sink.sqlite import rows_of
 from penstock.connector.sinklink import SinkLink
 from penstock.connector.twopc import SinkError, Who
@@ -182,3 +182,21 @@ def test_the_command_serves_sqlite_and_lists_transactions(tmp_path: Path) -> Non
         assert rows_of(tmp_path / "out.db", "output") == [("w", 0, '{"a":1}'), ("w", 8, '{"b":2}')]
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
+
+
+def test_the_sink_of_40_lines_in_the_documents_works(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "connector-sinks.md").read_text(encoding="utf-8")
+    code = page.partition("## Write a sink in 40 lines")[2].partition("```python\n")[2].partition("```")[0]
+    names: dict[str, type[Storage]] = {}
+    exec(code.partition("workers = ")[0], names)
+    folder = names["Folder"]
+    workers = Workers(tmp_path / "txns", lambda worker: folder(tmp_path / "out", worker))  # type: ignore[call-arg]
+    with SinkServer(("127.0.0.1", 0), workers) as server:
+        for number, commit in enumerate((True, False, True)):
+            with SinkLink(server.address, Who("w"), number and 4, PATIENCE) as link:
+                link.write(b"row%d" % number)
+                assert link.vote(f"t{number}")
+            with SinkLink(server.address, Who("w"), 0, PATIENCE) as link:
+                link.tell([(f"t{number}", commit)])
+    files = sorted((tmp_path / "out").iterdir())
+    assert [file.read_text() for file in files] == ["row0", "row2"]

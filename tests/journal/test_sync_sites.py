@@ -40,6 +40,7 @@ DIRECTORY_KILLED = DIRECTORY + "test_what_a_killed_publisher_left_is_durable_bef
 SINK = "connector/test_sink_durability.py::"
 CONNECTOR_SINK = SINK + "test_no_sync_of_the_sink_is_there_for_nothing"
 PARQUET_SINK = "connector/test_sink_stores.py::test_no_sync_of_the_parquet_sink_is_there_for_nothing"
+FOREACH = "spark/test_foreach.py::test_the_decision_is_durable_before_the_sink_is_told"
 
 PROOFS = {
     "adaptors/file/partition_local.py LocalTarget.bring make_dirs": DIRECTORY_SINK,
@@ -97,6 +98,8 @@ PROOFS = {
     "journal/spoolrecovery.py write_epoch replace_file": (
         "journal/test_replication_durability.py::test_content_is_never_without_what_it_rests_on"
     ),
+    "spark/foreach.py ConnectorBatches.__init__ make_dirs": FOREACH,
+    "spark/foreach.py ConnectorBatches._decide replace_file": FOREACH,
     "journal/stores.py FileStore._sync_up sync_dir": STORE,
     "journal/stores.py FileStore.exists _sync_up": STORE,
     "journal/stores.py FileStore.list _sync_up": STORE,

@@ -29,6 +29,7 @@ from penstock.adaptors.rabbitmq import RabbitMq
 from penstock.adaptors.redis import Redis
 from penstock.adaptors.s3 import S3
 from penstock.adaptors.sqlite import Sqlite
+from penstock.adaptors.tcp import Tcp
 from penstock.base.settings import load
 
 ALL: Mapping[str, type[Adaptor]] = {
@@ -52,6 +53,7 @@ ALL: Mapping[str, type[Adaptor]] = {
         Redis,
         S3,
         Sqlite,
+        Tcp,
     )
 }
 """Every built-in adaptor by its name, for `about` and `init`."""
@@ -150,6 +152,11 @@ def sqlite(**settings: object) -> Sqlite:
     return load("adaptor 'sqlite'", Sqlite, settings)
 
 
+def tcp(**settings: object) -> Tcp:
+    """Lines of JSON over a plain TCP connection, as sink: `tcp(uri="tcp://localhost:9000")`."""
+    return load("adaptor 'tcp'", Tcp, settings)
+
+
 __all__ = [
     "ALL",
     "connector",
@@ -170,4 +177,5 @@ __all__ = [
     "redis",
     "s3",
     "sqlite",
+    "tcp",
 ]
