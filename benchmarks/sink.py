@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,7 @@ def timed(work: Callable[[], object]) -> float:
 def into_sink(frame: DataFrame, address: str, directory: Path) -> float:
     """The best of three batches, the first of which is for warming up."""
     with closing(ConnectorBatches(address, name="bench", decisions=directory / "decisions")) as batches:
-        return min(timed(lambda number=number: batches(frame, number)) for number in range(3))
+        return min(timed(partial(batches, frame, number)) for number in range(3))
 
 
 def phases(address: str, lines: bytes) -> tuple[float, float]:

@@ -241,3 +241,14 @@ def test_a_sink_that_is_away_is_waited_for(rig: Rig, tmp_path: Path) -> None:
     assert rig.run(made, report).exit_code == 0
     assert "away" in states
     assert seqs(rig.documents("out", "p.out.0")) == list(range(100))
+
+
+def test_plan_asks_the_sink_and_leaves_nothing_there(rig: Rig) -> None:
+    address = rig.sink("out")
+    assert to(address).sink().inspect() == ()
+    (finding,) = a.connector(sink=address, cookie="wrong-cookie").sink().inspect()
+    assert (finding.fatal, "Bad cookie" in finding.what) == (True, True)
+    (finding,) = to("127.0.0.1:1").sink().inspect()
+    assert (finding.fatal, "does not answer" in finding.what) == (False, True)
+    assert transactions(rig.path / "out.txns") == []
+    assert to(address, transactional=False).sink().guarantee.value == "at least once"

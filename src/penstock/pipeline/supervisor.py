@@ -232,6 +232,7 @@ class SupervisedSink:
     def _progress_of(self, node: SinkNode, commit: Commit, first: Commit, end: LogPoint) -> NodeProgress:
         trouble = self.error or self.reason
         limit = self.node.max_lag or MaxLag()
+        aborts: int = getattr(self._batches, "aborts", 0)
         return NodeProgress(
             node=node.name,
             kind="sink",
@@ -248,6 +249,7 @@ class SupervisedSink:
             error=first_line(trouble) if trouble else None,
             lag_bytes=max(end.byte - self._batches.at.byte, 0) if end.offset > commit.watermark else 0,
             lag_seconds=self._lag.seconds if end.offset > commit.watermark else 0.0,
+            gauges={"aborts": float(aborts)} if aborts else {},
             max_lag_bytes=limit.bytes,
             max_lag_seconds=limit.seconds,
         )

@@ -80,7 +80,15 @@ class VotingRunner(BatchRunner):
         """Whatever an earlier job has prepared is aborted first."""
         span, generation = (work.begin.offset, work.end.offset), self.offsets.state.commit.generation
         plan = self.voting.begin(self.lanes, self._confirm, span, generation)
-        return self._stages.stage(work, self._acked(), self._in_target, self._limit, plan)
+        try:
+            return self._stages.stage(work, self._acked(), self._in_target, self._limit, plan)
+        except PenstockError:
+            raise
+        except (
+            Exception
+        ):  # the errors of tasks come as Spark's; if it is the target that is away, that is the reason
+            self._settle()
+            raise
 
     def _publish(self, tasks: Sequence[Task], work: Work, started: float) -> BatchReport:
         """Steps 5 to 7."""

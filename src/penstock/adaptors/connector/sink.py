@@ -87,11 +87,14 @@ class ConnectorSink(Sink):
         self.guarantee = Guarantee.EXACTLY_ONCE if settings.transactional else Guarantee.AT_LEAST_ONCE
 
     def inspect(self, namespaces: Sequence[str] | None = None) -> Sequence[Finding]:
-        """Whether the sink answers and lets us in; asks under a name that is no lane's."""
+        """Whether the sink answers and knows our cookie. It is asked without a name, so it keeps nothing of it."""
         try:
-            link_to(self._settings, f"{self.name or 'sink'}.plan", 0).close()
-        except (AwayError, SinkError) as error:
-            return [Finding(error.message, fatal=isinstance(error, SinkError))]
+            link_to(self._settings, "", 0).close()
+        except AwayError as error:
+            return [Finding(error.message)]
+        except SinkError as error:
+            if any(word in error.message.lower() for word in ("cookie", "version")):
+                return [Finding(error.message, fatal=True)]
         return ()
 
     def stager(self) -> Stager:
