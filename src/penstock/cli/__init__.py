@@ -15,7 +15,20 @@ from typing import NoReturn
 import click
 
 from penstock import __version__
-from penstock.cli import brokers, dead, journals, look, offset, operate, passing, pipelines, run, trying, xlog
+from penstock.cli import (
+    brokers,
+    connectors,
+    dead,
+    journals,
+    look,
+    offset,
+    operate,
+    passing,
+    pipelines,
+    run,
+    trying,
+    xlog,
+)
 from penstock.cli.common import Session, json_option, show_error
 
 INTERRUPTED = 130
@@ -41,6 +54,7 @@ _SECTIONS = {
         dead.dead,
     ),
     "Journals": (brokers.broker, journals.journals),
+    "Connectors": (connectors.connector,),
 }
 
 _EPILOG = """\b
