@@ -26,11 +26,20 @@ STREAMS = 10
 STEPS = ("connector-claim", "connector-append", "connector-notify", "connector-ack")
 PENSTOCK = (sys.executable, "-m", "penstock")
 SENDER = """
-import sys
+import asyncio, sys
 from tests.connector.rig import Numbers
 from penstock.connector.source import Connector
-address, count, batch = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-Connector(address.split(","), "load", [Numbers(f"s{n}", count, batch) for n in range(10)], cookie=b"secret").run()
+
+address, count, batch, pause = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+
+
+class Paced(Numbers):
+    async def read(self):
+        await asyncio.sleep(pause)
+        return super().read()
+
+
+Connector(address.split(","), "load", [Paced(f"s{n}", count, batch) for n in range(10)], cookie=b"secret").run()
 """
 WAIT = 60.0
 
@@ -38,10 +47,12 @@ WAIT = 60.0
 class Processes:
     """All three, and how they are started."""
 
-    def __init__(self, directory: Path, count: int, batch: int = 20) -> None:
+    def __init__(self, directory: Path, count: int, seconds: float, batch: int = 20) -> None:
+        """The connector takes at least so many seconds."""
         self.directory = directory
         self.count = count
         self.batch = batch
+        self.pause = seconds * batch / count
         self.cookie = directory / "cookie"
         self.cookie.write_text("secret\n")
         self.trace = directory / "trace"
@@ -66,6 +77,7 @@ class Processes:
             ],
             "connector": [
                 sys.executable, "-c", SENDER, f"127.0.0.1:{self.worker_port}", str(self.count), str(self.batch),
+                str(self.pause),
             ],
         }  # fmt: skip
         environment = dict(os.environ)
@@ -137,8 +149,8 @@ class Processes:
             return self.done
 
         self.wait_for("the connector did not end", over, 120)
-        self.running["worker"].poll()
         self.settle()
+        self.wait_for("the broker does not answer", lambda: self.durable() >= 0)
         wanted = list(range(1, self.count + 1))
         found = self.ids()
         assert set(found) == {stream_id(f"s{n}") for n in range(STREAMS)}
