@@ -19,6 +19,7 @@ from penstock.cli import (
     brokers,
     connectors,
     dead,
+    immortal,
     journals,
     look,
     offset,
@@ -55,6 +56,7 @@ _SECTIONS = {
     ),
     "Journals": (brokers.broker, journals.journals),
     "Connectors": (connectors.connector,),
+    "Immortals": (immortal.immortal,),
 }
 
 _EPILOG = """\b
