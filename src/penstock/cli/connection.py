@@ -67,7 +67,7 @@ class Connection:
         from penstock.journal.tls import ClientTls
 
         files = (self.ca_file, self.cert_file, self.key_file)
-        return AsyncClient(address, tls=ClientTls(*files) if any(files) else None, tokens=self._tokens())
+        return AsyncClient(address, tls=ClientTls(*files) if any(files) else None, tokens=self.tokens())
 
     @contextmanager
     def _embedded(self) -> Iterator[Client]:
