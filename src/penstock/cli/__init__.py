@@ -17,6 +17,7 @@ import click
 from penstock import __version__
 from penstock.cli import (
     brokers,
+    clusters,
     connectors,
     dead,
     immortal,
@@ -54,7 +55,7 @@ _SECTIONS = {
         operate.release,
         dead.dead,
     ),
-    "Journals": (brokers.broker, journals.journals),
+    "Journals": (brokers.broker, clusters.cluster, journals.journals),
     "Connectors": (connectors.connector,),
     "Immortals": (immortal.immortal,),
 }
@@ -73,6 +74,7 @@ Exit codes:
 Environment:
   PENSTOCK_DATA_DIR    the data directory, as --data-dir
   PENSTOCK_BROKER      the broker's address, as --broker
+  PENSTOCK_ETCD        etcd's address, as --etcd
   PENSTOCK_AUTH_KEYS   keys, as --auth-keys
   PENSTOCK_AUTH_TOKEN  a token, as --auth-token
   PENSTOCK_SETTINGS    a file of values for a pipeline file, as --settings
