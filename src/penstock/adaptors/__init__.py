@@ -60,7 +60,10 @@ ALL: Mapping[str, type[Adaptor]] = {
 
 
 def connector(**settings: object) -> Connector:
-    """A program that speaks the connector protocol: `connector(sink="localhost:7200", cookie="${COOKIE}")`."""
+    """Programs that speak the connector protocol, as source: `connector(listen="127.0.0.1:7110", instance="web")`.
+
+    As a sink each batch is one transaction there: `connector(sink="localhost:7200", cookie="${COOKIE}")`.
+    """
     return load("adaptor 'connector'", Connector, settings)
 
 
