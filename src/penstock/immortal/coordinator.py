@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from penstock.base.faults import step
 from penstock.immortal import checkpoints
 from penstock.immortal.checkpoints import Catalogue, Entry
-from penstock.immortal.journals import Fenced, journal_name
+from penstock.immortal.journals import Fenced, journal_name, steadily
 from penstock.immortal.logformat import Mark, Rolled, Source, encode_mark
 from penstock.immortal.outputs import Output
 from penstock.immortal.place import Place
@@ -33,7 +33,7 @@ from penstock.immortal.sockets import Binding
 from penstock.immortal.state import COMMIT_BUFFER, NewRecord, State
 from penstock.immortal.wire.messages import Blob, CheckpointStart, Message, MessageType, initial_message
 from penstock.immortal.wire.zigzag import CorruptWireError
-from penstock.journal.client import FencedError, JournalError
+from penstock.journal.client import BrokerGoneError, FencedError, JournalError, TimedOutError
 
 _log = logging.getLogger(__name__)
 QUEUE_BYTES = 32 << 20
@@ -112,6 +112,7 @@ class Coordinator:
         """Where in the log the last thing ends that the binding has got."""
         self.attached: set[str] = set()
         self.is_primary = False
+        self.is_replaying = False
         self.is_muted = False
         """Whether output goes nowhere: in repro and what-if runs."""
         self.durable: dict[str, Source] = {}
@@ -153,7 +154,7 @@ class Coordinator:
         kind = message.type
         if kind in (RPC, BATCH):
             if not self.is_muted:
-                for output in self.state.sent(kind, message.data):
+                for output in self.state.sent(kind, message.data, in_replay=self.is_replaying):
                     self.on_output(output)
                 if self.state.gathered_bytes:
                     self.input.set()
@@ -221,7 +222,7 @@ class Coordinator:
                 with step("immortal-trim"):
                     await self.client.roll(journal)
                     await self.client.trim(journal, offset)
-            except JournalError as error:
+            except (JournalError, BrokerGoneError, TimedOutError) as error:
                 _log.warning("journal %s was not trimmed: %s", journal, error)
 
     async def take_checkpoint(self, asked: Asked) -> Entry:
@@ -316,7 +317,7 @@ class Coordinator:
             await asyncio.sleep(1.0)
             if time.monotonic() - self.fenced.last_contact > 1.0 and not self._appending.locked():
                 async with self._appending:
-                    await self.fenced.confirm()
+                    await steadily(self.place.reach, self.fenced.confirm)
 
 
 def fatal(error: BaseException) -> FatalError | None:
