@@ -17,6 +17,7 @@ import click
 from penstock import __version__
 from penstock.cli import (
     brokers,
+    clusters,
     dead,
     immortal,
     journals,
@@ -53,7 +54,7 @@ _SECTIONS = {
         operate.release,
         dead.dead,
     ),
-    "Journals": (brokers.broker, journals.journals),
+    "Journals": (brokers.broker, clusters.cluster, journals.journals),
     "Immortals": (immortal.immortal,),
 }
 
@@ -71,6 +72,7 @@ Exit codes:
 Environment:
   PENSTOCK_DATA_DIR    the data directory, as --data-dir
   PENSTOCK_BROKER      the broker's address, as --broker
+  PENSTOCK_ETCD        etcd's address, as --etcd
   PENSTOCK_AUTH_KEYS   keys, as --auth-keys
   PENSTOCK_AUTH_TOKEN  a token, as --auth-token
   PENSTOCK_SETTINGS    a file of values for a pipeline file, as --settings
