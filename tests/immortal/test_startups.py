@@ -20,6 +20,7 @@ from penstock.immortal.coordinator import Coordinator, FatalError, Options, fata
 from penstock.immortal.place import Place, opened
 from penstock.immortal.starting import Debug, serve
 from penstock.immortal.wire import Call, CorruptWireError, MessageType, RpcType, encode_message
+from penstock.journal.client import FencedError
 from penstock.journal.embedded import EmbeddedBroker
 
 
@@ -335,6 +336,28 @@ def test_secondaries_follow_and_one_takes_over_without_a_checkpoint(broker: str)
                 await second.until(lambda: second.app.state["sum"] == before + 6)
 
     scenario(broker, test, "replicas")
+
+
+def test_an_upgrading_secondary_takes_over_and_old_ones_end(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        options = replace(options, active=True)
+        async with instance(place, options) as old:
+            await old.seen("control 11", "record 0")
+            async with (
+                instance(place, replace(options, replica=1)) as bystander,
+                instance(place, replace(options, replica=2, upgrade=1)) as new,
+            ):
+                await bystander.seen("checkpoint", "record 0")
+                await new.seen("checkpoint", "record 0", "control 10")
+                with pytest.raises(FencedError):
+                    await old.until(lambda: False)
+                with pytest.raises(FatalError, match="upgraded to version 1"):
+                    await bystander.until(lambda: False)
+                new.add(3)
+                await new.until(lambda: new.app.state["sum"] == 3)
+                assert "control 2" not in new.lb.seen
+
+    scenario(broker, test, "upgrading")
 
 
 def test_forks_to_oneself_under_either_name(broker: str) -> None:
