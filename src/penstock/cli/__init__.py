@@ -15,7 +15,20 @@ from typing import NoReturn
 import click
 
 from penstock import __version__
-from penstock.cli import brokers, dead, journals, look, offset, operate, passing, pipelines, run, trying, xlog
+from penstock.cli import (
+    brokers,
+    dead,
+    journals,
+    look,
+    offset,
+    operate,
+    passing,
+    pipelines,
+    run,
+    trying,
+    webconsole,
+    xlog,
+)
 from penstock.cli.common import Session, json_option, show_error
 
 INTERRUPTED = 130
@@ -29,7 +42,7 @@ _SECTIONS = {
         trying.try_function,
         run.run,
     ),
-    "Look": (look.status, look.top, passing.tap, passing.trace, pipelines.graph),
+    "Look": (look.status, look.top, passing.tap, passing.trace, pipelines.graph, webconsole.console),
     "Operate": (
         xlog.xlog,
         offset.offset,
@@ -61,6 +74,7 @@ Environment:
   PENSTOCK_AUTH_TOKEN  a token, as --auth-token
   PENSTOCK_SETTINGS    a file of values for a pipeline file, as --settings
   PENSTOCK_SECRETS     a file of secrets for it, as --secrets
+  PENSTOCK_CONSOLE_TOKEN  what an operator logs in to the console with, as --token
   PENSTOCK_DEBUG       1 shows tracebacks, as --debug
   NO_COLOR             no colours
 """

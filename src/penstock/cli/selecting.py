@@ -97,8 +97,3 @@ def confirm(ctx: click.Context, question: str, *, yes: bool) -> None:
     if not agreed:
         click.echo("Nothing was changed.", err=True)
         ctx.exit(1)
-
-
-def counted(number: int, thing: str) -> str:
-    """`1 byte`, `2 bytes`."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

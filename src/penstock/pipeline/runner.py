@@ -33,7 +33,7 @@ from penstock.base import faults, process
 from penstock.base.errors import InUseError, PenstockError
 from penstock.journal.client import BrokerGoneError, TimedOutError
 from penstock.log.commitlog import CommitLog
-from penstock.log.control import BEAT_SECONDS, PAUSE, RESUME, Control, ControlEntry
+from penstock.log.control import BEAT_SECONDS, PAUSE, RESUME, Control, ControlEntry, Detail, DetailValue
 from penstock.log.keeping import keep
 from penstock.log.offsets import OffsetLog
 from penstock.log.schema import LatestSchemas
@@ -45,6 +45,7 @@ from penstock.pipeline.copies import Copies
 from penstock.pipeline.definition import Pipeline
 from penstock.pipeline.engine import Engine
 from penstock.pipeline.errortext import first_line
+from penstock.pipeline.graph import as_values, graph_of
 from penstock.pipeline.housekeeping import Housekeeping
 from penstock.pipeline.identity import refuse_another_source, source_identity
 from penstock.pipeline.ingest import Ingest
@@ -212,7 +213,7 @@ class _Run:
         """Do all of it. Whatever ends the run is in `failure`; the account is made in any case."""
         try:
             self._tell("opening")
-            self._note("run-begin", **self._who(), source=source_identity(self._pipeline))
+            self._note("run-begin", **self._who(), **self._what())
             with beating(lambda: self._note("run-beat", **self._who()), BEAT_SECONDS):
                 self._go_on()
         except BaseException as error:  # noqa: BLE001 - raised again by `run`, once everything has ended
@@ -242,6 +243,13 @@ class _Run:
             "host": socket.gethostname(),
             "http": self.http,
             "process": process.identity(),
+        }
+
+    def _what(self) -> Detail:
+        return {
+            "source": source_identity(self._pipeline),
+            "file": self._pipeline.file,
+            "graph": as_values(graph_of(self._pipeline)),
         }
 
     def _note_end(self, exit_code: int) -> None:
@@ -415,7 +423,7 @@ class _Run:
         )
         publish(self._place.directory.path, content)
 
-    def _note(self, action: str, **detail: str | int | None) -> None:
+    def _note(self, action: str, **detail: DetailValue) -> None:
         self._control.append(ControlEntry(now_us(), "penstock run", action, None, {"run": self.id, **detail}))
 
 
