@@ -51,4 +51,7 @@ def _environment(tree: Tree) -> dict[str, str | float | bool]:
     fonts = tree.root / "fonts.conf"
     if not fonts.exists():
         fonts.write_text(_FONTS.format(root=tree.root))
-    return {**os.environ, "LD_LIBRARY_PATH": tree.libraries(), "FONTCONFIG_FILE": str(fonts)}
+    # Some libraries keep others in a directory of their own, where only an installed one would look.
+    inner = sorted({str(path.parent) for path in tree.root.glob("usr/lib/*-linux-gnu*/*/*.so*")})
+    libraries = ":".join([tree.libraries(), *inner])
+    return {**os.environ, "LD_LIBRARY_PATH": libraries, "FONTCONFIG_FILE": str(fonts)}

@@ -83,12 +83,9 @@ class Actions:
             run = directory.run(pipeline, now_us())
         if run is not None and wish.action not in _ANYTIME:
             return _refused(plan, *_while_running(pipeline, run))
-        if wish.action in _NEED_FILE and file is None:
-            return _refused(
-                plan,
-                f"The file of '{pipeline}' is not known to the console, and the functions are in it.",
-                "Start the console with it: penstock console FILE",
-            )
+        missing = self._definitions.problem(pipeline, control) if wish.action in _NEED_FILE else None
+        if missing is not None:
+            return _refused(plan, missing.message, missing.hint)
         return plan
 
     def carry_out(self, pipeline: str, wish: Wish, who: str) -> Outcome:
@@ -344,7 +341,7 @@ def _while_running(pipeline: str, run: RunStatus) -> tuple[str, str]:
     )
 
 
-def _refused(plan: Plan, reason: str, hint: str) -> Plan:
+def _refused(plan: Plan, reason: str, hint: str | None) -> Plan:
     return Plan(plan.title, plan.verb, plan.changes, plan.command, plan.danger, reason, hint)
 
 

@@ -2,6 +2,9 @@
 
 Files that were named when the console was started come first. Of a data directory, which nobody else can write to,
 the file that the last run on this machine was given serves as well; what a journal behind a broker names is never run.
+Relative places in a file count from the directory that a program was started in, so a recorded file serves only a
+console that was started where the run was.
+
 A file is read anew each time, with the modules beside it: it may have been mended meanwhile.
 """
 
@@ -43,18 +46,36 @@ class Definitions:
         if pipeline in self._given:
             return self._given[pipeline]
         run = control.run
-        if self._recorded and run is not None and run.file and run.host == socket.gethostname():
-            return run.file
+        if run is None or not run.file or self._obstacle(control) is not None:
+            return None
+        return run.file
+
+    def problem(self, pipeline: str, control: ControlState) -> UsageError | None:
+        """Why the file cannot be had; None if it can."""
+        if self.file(pipeline, control) is not None:
+            return None
+        why = self._obstacle(control) or "no run has recorded it"
+        return UsageError(
+            f"the file of pipeline '{pipeline}', with its functions and targets, is not at hand: {why}",
+            hint="name it when you start the console: penstock console FILE",
+        )
+
+    def _obstacle(self, control: ControlState) -> str | None:
+        """Why what the last run recorded does not serve."""
+        run = control.run
+        if not self._recorded:
+            return "what is recorded behind a broker is not run"
+        if run is not None and run.host != socket.gethostname():
+            return f"its last run was on {run.host}"
+        if run is not None and run.cwd and Path(run.cwd) != Path.cwd():
+            return f"its last run was started in {run.cwd}, and this console was not"
         return None
 
     def load(self, pipeline: str, control: ControlState) -> Pipeline:
         """The pipeline as its file has it now."""
         place = self.file(pipeline, control)
         if place is None:
-            raise UsageError(
-                f"the file of pipeline '{pipeline}' is not known to the console, and its functions are in it",
-                hint="name it when you start the console: penstock console FILE",
-            )
+            raise self.problem(pipeline, control) or UsageError(f"no file of '{pipeline}'")
         path, name = split(place)
         with self._lock:
             _forget_beside(path)

@@ -210,7 +210,8 @@ class DirectoryPlace:
             if time.monotonic() - self._left < BREATH and not last:
                 return None
             return self._open()
-        if momentary(owner) and not last:
+        starting = not self._directory.socket.exists()
+        if (momentary(owner) or starting) and not last:
             return None
         return self._through(owner)
 

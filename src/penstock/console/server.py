@@ -57,6 +57,9 @@ _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".
 _OPEN = ("/login", "/static/", "/favicon.svg")
 """What somebody gets who is not let in yet."""
 
+_SESSION = web.RequestKey("session", object)
+_BEGUN = web.RequestKey("begun", object)
+
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -154,8 +157,9 @@ class Console:
         host = urlsplit(f"//{request.host}").hostname or ""
         if is_loopback(self._options.host) and not is_loopback(host):
             return _problem(421, f"this console is not '{host}'", "open it under the address that it printed")
-        request["session"], bearer = self._who(request)
-        if request["session"] is None and not request.path.startswith(_OPEN):
+        session, bearer = self._who(request)
+        request[_SESSION] = session
+        if session is None and not request.path.startswith(_OPEN):
             if request.path == "/" and request.method == "GET":
                 return web.Response(status=303, headers={"Location": "/login"})
             return _problem(401, "not logged in", "open the page again and log in")
@@ -174,7 +178,7 @@ class Console:
             ends = _ends(request)
             user = self._access.by_connection(*ends) if ends else None
             session = self._access.begin(user) if user else None
-            request["begun"] = session
+            request[_BEGUN] = session
         return session, False
 
     def _refused_change(self, request: web.Request, bearer: bool) -> web.Response | None:
@@ -183,8 +187,8 @@ class Console:
             return _problem(403, "the request comes from another page")
         if request.path == "/login" or bearer:
             return None
-        session: Session | None = request["session"]
-        if session is None or request.headers.get(_CSRF) != session.csrf:
+        session = request[_SESSION]
+        if not isinstance(session, Session) or request.headers.get(_CSRF) != session.csrf:
             return _problem(403, "the request does not carry the secret of its session", "reload the page")
         return None
 
@@ -192,8 +196,8 @@ class Console:
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
         response = await self._file(request, name="index.html")
-        begun: Session | None = request.get("begun")
-        if begun is not None:
+        begun = request.get(_BEGUN)
+        if isinstance(begun, Session):
             self._give_cookie(response, begun)
         return response
 
@@ -228,7 +232,7 @@ class Console:
         return response
 
     async def _logout(self, request: web.Request) -> web.StreamResponse:
-        self._access.end(request["session"])
+        self._access.end(_session_of(request))
         response = web.json_response({})
         response.del_cookie(_COOKIE, path="/")
         return response
@@ -244,7 +248,7 @@ class Console:
         )
 
     async def _session(self, request: web.Request) -> web.StreamResponse:
-        session: Session = request["session"]
+        session = _session_of(request)
         return _json(
             {
                 "user": session.user.name,
@@ -333,9 +337,14 @@ class Console:
             quiet = time.monotonic()
             while not self._ending.is_set():
                 before = start
-                upcoming, rows, refused = await self._in_thread(
-                    partial(self._questions.passed, pipeline, at, start)
-                )
+                try:
+                    upcoming, rows, refused = await self._in_thread(
+                        partial(self._questions.passed, pipeline, at, start)
+                    )
+                except PenstockError as error:  # the owner of the journals changes, or is away for a while
+                    log.debug("a tap of %s waits: %s", pipeline, error)
+                    await asyncio.sleep(_TAP_EVERY)
+                    continue
                 start = upcoming
                 if rows or refused:
                     told = {"rows": rows, "refused": {str(n): why for n, why in refused.items()}}
@@ -374,7 +383,7 @@ class Console:
         return _json(await self._in_thread(lambda: self._actions.plan(pipeline, wish)))
 
     async def _do(self, request: web.Request) -> web.StreamResponse:
-        session: Session = request["session"]
+        session = _session_of(request)
         if not session.user.may_change:
             return _problem(403, f"{session.user.name} may look, and change nothing")
         wish, pipeline = await _wish(request), request.match_info["pipeline"]
@@ -402,6 +411,12 @@ async def _wish(request: web.Request) -> Wish:
         return msgspec.json.decode(await request.read(), type=Wish)
     except msgspec.DecodeError as error:
         raise UsageError(f"the request does not read: {error}") from None
+
+
+def _session_of(request: web.Request) -> Session:
+    session = request[_SESSION]
+    assert isinstance(session, Session)
+    return session
 
 
 def _ends(request: web.Request) -> tuple[tuple[str, int], tuple[str, int]] | None:

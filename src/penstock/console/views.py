@@ -46,7 +46,7 @@ def state_of(sink: SinkStatus) -> str:
         return "paused"
     if sink.state:
         return sink.state
-    if sink.error and sink.lag:
+    if sink.lag and (sink.error or sink.careful > sink.watermark):
         return "stopped"
     return "behind" if sink.lag else "waiting"
 

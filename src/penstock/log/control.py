@@ -72,6 +72,8 @@ class RunMark(msgspec.Struct, frozen=True):
     """The identity of its process (`penstock.base.process`)."""
     file: str = ""
     """The pipeline file it was given, on its host; with `:NAME` if that was said."""
+    cwd: str = ""
+    """The directory it was started in, from which relative places in the file count."""
     graph: dict[str, object] | None = None
     """The shape of the pipeline: nodes and edges, as `penstock graph` tells them."""
 
@@ -240,7 +242,8 @@ def _parsed(raw: bytes, journal: str, base: int) -> Iterable[tuple[int, ControlE
 
 def _begun(entry: ControlEntry) -> RunMark:
     known = {
-        name: entry.detail.get(name) for name in ("run", "pid", "host", "http", "process", "file", "graph")
+        name: entry.detail.get(name)
+        for name in ("run", "pid", "host", "http", "process", "file", "cwd", "graph")
     }
     told = {name: value for name, value in known.items() if value is not None}
     return msgspec.convert({**told, "began": entry.time, "beat": entry.time}, RunMark)

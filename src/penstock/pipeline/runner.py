@@ -249,6 +249,7 @@ class _Run:
         return {
             "source": source_identity(self._pipeline),
             "file": self._pipeline.file,
+            "cwd": str(Path.cwd()),
             "graph": as_values(graph_of(self._pipeline)),
         }
 

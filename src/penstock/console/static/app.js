@@ -14,6 +14,8 @@ import { tapPage } from "./tap.js";
 const ICONS = {
   overview: "M3 12h4l3-8 4 16 3-8h4",
   journals: "M4 6h16M4 12h16M4 18h16",
+  sun: "M12 3v2M12 19v2M3 12h2M19 12h2M5.6 5.6 7 7M17 17l1.4 1.4M5.6 18.4 7 17M17 7l1.4-1.4M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8",
+  moon: "M20 14.5A8 8 0 1 1 9.5 4a6.5 6.5 0 0 0 10.5 10.5z",
   spark: "M13 2 5 14h6l-1 8 9-13h-6z",
 };
 const icon = (name) => h("svg", { viewBox: "0 0 24 24", fill: "none", stroke: "currentColor", "stroke-width": "2", "stroke-linecap": "round", "stroke-linejoin": "round", "aria-hidden": "true" }, h("path", { d: ICONS[name] }));
@@ -47,7 +49,7 @@ function theme() {
     document.documentElement.dataset.theme = dark ? "light" : "dark";
     try { localStorage.setItem("theme", dark ? "light" : "dark"); } catch { /* it holds until the page is closed */ }
     draw();
-  } }, dark ? "☀" : "☾");
+  } }, icon(dark ? "sun" : "moon"));
 }
 
 function bar() {
@@ -61,8 +63,8 @@ function bar() {
 function nav() {
   const here = current.path;
   const link = (path, content) => h("a", { href: `#/${path}`, "aria-current": (path ? here === path || here.startsWith(`${path}/`) : here === "") ? "page" : null }, content);
-  return [h("ul", {}, PAGES.map(([path, picture, text]) => h("li", {}, link(path, [icon(picture), text])))),
-    store.pipelines.size ? h("div", { class: "pipes" }, h("h2", {}, "Pipelines"), h("ul", {}, sorted().slice(0, 30).map((view) => h("li", { key: view.name }, link(`p/${encodeURIComponent(view.name)}`, [h("span", { class: `dot ${stateOf(view)[1]}` }), h("span", { class: "name" }, view.name)]))))) : null];
+  return h("div", { class: "in" }, h("ul", {}, PAGES.map(([path, picture, text]) => h("li", {}, link(path, [icon(picture), text])))),
+    store.pipelines.size ? h("div", { class: "pipes" }, h("h2", {}, "Pipelines"), h("ul", {}, sorted().slice(0, 30).map((view) => h("li", { key: view.name }, link(`p/${encodeURIComponent(view.name)}`, [h("span", { class: `dot ${stateOf(view)[1]}` }), h("span", { class: "name" }, view.name)]))))) : null);
 }
 
 function banner() {
@@ -105,5 +107,6 @@ addEventListener("hashchange", () => {
 
 try { const kept = localStorage.getItem("theme"); if (kept) document.documentElement.dataset.theme = kept; } catch { /* as the system has it */ }
 subscribe(draw);
+addEventListener("resize", () => draw());
 setInterval(() => { if (document.visibilityState === "visible") draw(); }, 5000);
 begin().catch((error) => patch(document.getElementById("main"), problem(error)));

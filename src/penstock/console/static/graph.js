@@ -3,7 +3,9 @@
 import { h } from "./dom.js";
 import { bytes, count, rate, short } from "./words.js";
 
-const WIDE = 186, HIGH = 88, GAP_X = 74, GAP_Y = 18;
+const WIDTHS = { source: 164, log: 158, function: 150, sink: 182 };
+const HIGH = 94, GAP_X = 58, GAP_Y = 18;
+const SMALLEST = 0.72, PHONE = 640, EDGES = 46;
 const LOG = "\u0000log";
 
 /** Where each node stands: columns by distance from the source, rows by sink. */
@@ -30,10 +32,15 @@ export function layout(view) {
     if (!place.has(node.name) && node.name !== LOG) place.set(node.name, { depth: deepest, row: row++ });
     if (node.kind === "sink") place.get(node.name).depth = Math.max(place.get(node.name).depth, deepest);
   }
-  return { place, edges, deepest, rows: Math.max(row, 1) };
+  const wide = Array.from({ length: deepest + 1 }, (_, depth) => Math.max(0, ...nodes.filter((node) => place.get(node.name)?.depth === depth).map((node) => WIDTHS[node.kind] ?? WIDTHS.sink)));
+  const left = wide.map((_, depth) => wide.slice(0, depth).reduce((sum, one) => sum + one + GAP_X, 0));
+  for (const node of nodes) {
+    const at = place.get(node.name);
+    if (at) Object.assign(at, { x: left[at.depth], wide: WIDTHS[node.kind] ?? WIDTHS.sink });
+  }
+  return { place, edges, deepest, rows: Math.max(row, 1), width: left[deepest] + wide[deepest] };
 }
 
-const x = (at) => at.depth * (WIDE + GAP_X);
 const y = (at) => at.row * (HIGH + GAP_Y);
 
 function flow(view, name, below) {
@@ -45,7 +52,7 @@ function flow(view, name, below) {
 function edge(view, from, to, plan, below) {
   const a = plan.place.get(from), b = plan.place.get(to);
   if (!a || !b) return [];
-  const x1 = x(a) + WIDE, y1 = y(a) + HIGH / 2, x2 = x(b), y2 = y(b) + HIGH / 2, mid = (x2 - x1) / 2;
+  const x1 = a.x + a.wide, y1 = y(a) + HIGH / 2, x2 = b.x, y2 = y(b) + HIGH / 2, mid = (x2 - x1) / 2;
   const d = y1 === y2 ? `M${x1} ${y1}H${x2}` : `M${x1} ${y1}C${x1 + mid} ${y1} ${x2 - mid} ${y2} ${x2} ${y2}`;
   const node = view.nodes.find((one) => one.name === to);
   const tone = node?.kind === "sink" && (node.tone === "bad" || node.tone === "warn") ? node.tone : "";
@@ -78,7 +85,7 @@ function card(view, node, at, link) {
   const state = own ? `messages ${count(view.log.oldest)} to ${count(Math.max(view.log.next - 1, 0))}` : node.state;
   const href = own ? link("log") : node.kind === "sink" ? link(`sink/${encodeURIComponent(node.name)}`) : link(`tap?node=${encodeURIComponent(node.name)}`);
   return h("a", { class: `node ${own ? "log" : node.tone}`, key: node.name, href, title: node.error ?? (node.gone ? "not in the pipeline file any more" : null),
-    "--x": `${x(at)}px`, "--y": `${y(at)}px`, "--depth": String(at.depth) },
+    "--x": `${at.x}px`, "--n": `${at.wide}px`, "--y": `${y(at)}px`, "--depth": String(at.depth) },
   h("span", { class: "top" }, h("span", { class: "name" }, own ? "commit log" : node.name), h("span", { class: "what" }, own ? "" : node.what)),
   h("span", { class: "state" }, own ? null : h("span", { class: `dot ${node.tone}` }), state),
   h("span", { class: "nums" }, numbers));
@@ -91,9 +98,11 @@ export function graph(view) {
   const link = (rest) => `#/p/${encodeURIComponent(view.name)}/${rest}`;
   const order = [...view.nodes, { name: LOG, kind: "log" }].filter((node) => plan.place.has(node.name))
     .sort((a, b) => plan.place.get(a.name).depth - plan.place.get(b.name).depth || plan.place.get(a.name).row - plan.place.get(b.name).row);
-  const width = plan.deepest * (WIDE + GAP_X) + WIDE, height = plan.rows * (HIGH + GAP_Y) - GAP_Y + 6;
-  return h("div", { class: "graph", role: "group", tabindex: "0", "aria-label": `The graph of ${view.name}: ${order.length} nodes` },
-    h("div", { class: "plane", "--w": `${width}px`, "--h": `${height}px` },
+  const width = plan.width, height = plan.rows * (HIGH + GAP_Y) - GAP_Y + 14;
+  const room = (document.getElementById("main")?.clientWidth ?? 0) - EDGES - 56;
+  const scale = innerWidth <= PHONE || room <= 0 ? 1 : Math.min(1, Math.max(SMALLEST, room / width));
+  return h("div", { class: "graph", role: "group", tabindex: "0", "aria-label": `The graph of ${view.name}: ${order.length} nodes`, "--tall": `${Math.ceil(height * scale)}px` },
+    h("div", { class: "plane", "--w": `${width}px`, "--h": `${height}px`, "--scale": scale.toFixed(3) },
       h("svg", { class: "edges", viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, plan.edges.map(([from, to]) => edge(view, from, to, plan, below))),
       order.map((node) => card(view, node, plan.place.get(node.name), link))));
 }

@@ -77,7 +77,7 @@ const TONES = { acknowledged: "ok", replayed: "ok", delivered: "ok", passed: "ok
 
 function stepOf(step) {
   return h("li", { class: TONES[step.outcome] ?? "" }, h("b", {}, step.node), ` ${step.function}: `, h("span", { class: `chip ${TONES[step.outcome] ?? ""}` }, step.outcome),
-    step.error ? h("p", {}, step.error) : null, step.outcome === "changed" ? step.out.map((out) => pretty(out.data)) : null);
+    step.error ? h("p", {}, step.error) : null, step.outcome === "changed" ? h("details", {}, h("summary", {}, "what came out"), step.out.map((out) => pretty(out.data))) : null);
 }
 
 export const trace = {
