@@ -1,0 +1,38 @@
+"""What goes wrong in an immortal, by name.
+
+A `DeterminismError` means that replay could not be trusted any more. It always ends the process: a machine that has
+seen one handles nothing further, even if the handler that caused it catches the exception.
+"""
+
+from __future__ import annotations
+
+from penstock.base.errors import PenstockError
+
+
+class ImmortalError(PenstockError):
+    """Base of the errors of immortals."""
+
+
+class DeterminismError(ImmortalError):
+    """Something happened that replay would not repeat, or replay did not repeat what had happened."""
+
+
+class ProtocolError(ImmortalError):
+    """The coordinator sent what the protocol does not allow at this point."""
+
+
+class UpgradeRefusedError(ImmortalError):
+    """The new class cannot go on where the old one is; nothing has changed yet."""
+
+
+class RemoteError(ImmortalError):
+    """The handler at the other side raised; `kind` is the name of what it raised, `text` its words."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}" if text else kind)
+        self.kind = kind
+        self.text = text
+
+
+class OutboxFullError(ImmortalError):
+    """More was emitted than the limit allows while nobody took it."""
