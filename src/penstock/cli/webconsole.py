@@ -70,7 +70,7 @@ def console(
     tls_key: Path | None,
     connection: Connection,
 ) -> None:
-    """Serve a web page that shows everything, and from which a stuck sink can be mended.
+    """Serve a web page to watch pipelines and to mend a stuck sink.
 
     Name PIPELINE files if their functions are to be shown and messages delivered by hand; of a data directory the file
     of the last run is known already. On a loopback address the page is for the user who starts it, and for root;

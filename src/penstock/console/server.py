@@ -27,6 +27,7 @@ from penstock.base.errors import InUseError, PenstockError, UsageError
 from penstock.base.secrets import mask
 from penstock.console.access import Access, Session, is_loopback
 from penstock.console.actions import Actions, Wish
+from penstock.console.journals import JournalQuestions
 from penstock.console.lookout import Lookout, Subscriber
 from penstock.console.questions import Questions
 from penstock.journal.client import BrokerGoneError, TimedOutError
@@ -82,6 +83,7 @@ class Console:
         self._lookout = lookout
         self._questions = questions
         self._actions = actions
+        self._journals = JournalQuestions(lookout.reaching)
         self._access = access
         self._options = options
         self._threads = ThreadPoolExecutor(_THREADS, "console")
@@ -118,6 +120,13 @@ class Console:
         )
         app.router.add_get(f"{base}/audit", self._answer(lambda r, p: self._questions.audit(p)))
         app.router.add_get(f"{base}/tap", self._tap)
+        app.router.add_get("/api/journals", self._answer(lambda r, _: self._journals.list(r.query)))
+        app.router.add_get(
+            "/api/journal", self._answer(lambda r, _: self._journals.detail(r.query.get("name", "")))
+        )
+        app.router.add_get("/api/health", self._answer(lambda r, _: self._journals.health()))
+        app.router.add_post("/api/journals/plan", self._plan)
+        app.router.add_post("/api/journals/do", self._do)
         app.router.add_post(f"{base}/plan", self._plan)
         app.router.add_post(f"{base}/do", self._do)
         return app
@@ -373,23 +382,29 @@ class Console:
 
     def _answer(self, ask: Callable[[web.Request, str], dict[str, object]]) -> Handler:
         async def answer(request: web.Request) -> web.StreamResponse:
-            pipeline = request.match_info["pipeline"]
+            pipeline = request.match_info.get("pipeline", "")
             return _json(await self._in_thread(lambda: ask(request, pipeline)))
 
         return answer
 
     async def _plan(self, request: web.Request) -> web.StreamResponse:
-        wish, pipeline = await _wish(request), request.match_info["pipeline"]
+        wish, pipeline = await _wish(request), request.match_info.get("pipeline")
+        if pipeline is None:
+            return _json(await self._in_thread(lambda: self._journals.plan(wish)))
         return _json(await self._in_thread(lambda: self._actions.plan(pipeline, wish)))
 
     async def _do(self, request: web.Request) -> web.StreamResponse:
         session = _session_of(request)
         if not session.user.may_change:
             return _problem(403, f"{session.user.name} may look, and change nothing")
-        wish, pipeline = await _wish(request), request.match_info["pipeline"]
+        wish, pipeline = await _wish(request), request.match_info.get("pipeline")
         who = f"{session.user.name} (console)"
+        log.info("%s: %s", who, wish)
         try:
-            done = await self._in_thread(lambda: self._actions.carry_out(pipeline, wish, who))
+            if pipeline is None:
+                done = await self._in_thread(lambda: self._journals.carry_out(wish))
+            else:
+                done = await self._in_thread(lambda: self._actions.carry_out(pipeline, wish, who))
         finally:
             self._lookout.nudge()
         return _json(done)

@@ -3,6 +3,7 @@
 import { dead } from "./dead.js";
 import { problem } from "./dialog.js";
 import { h, patch, say } from "./dom.js";
+import { journal, journals } from "./journals.js";
 import { log, trace } from "./log.js";
 import { overview, sorted, stateOf } from "./overview.js";
 import { pipeline } from "./pipeline.js";
@@ -20,9 +21,11 @@ const ICONS = {
 };
 const icon = (name) => h("svg", { viewBox: "0 0 24 24", fill: "none", stroke: "currentColor", "stroke-width": "2", "stroke-linecap": "round", "stroke-linejoin": "round", "aria-hidden": "true" }, h("path", { d: ICONS[name] }));
 
-const PAGES = [["", "overview", "Overview"]];
+const PAGES = [["", "overview", "Overview"], ["journals", "journals", "Journals"]];
 const ROUTES = [
   [/^$/, overview, () => ({})],
+  [/^journals$/, journals, () => ({})],
+  [/^journals\/([^/]+)$/, journal, ([name]) => ({ journal: name })],
   [/^p\/([^/]+)$/, pipeline, ([name]) => ({ name })],
   [/^p\/([^/]+)\/sink\/([^/]+)$/, sink, ([name, one]) => ({ name, sink: one })],
   [/^p\/([^/]+)\/log$/, log, ([name]) => ({ name })],
