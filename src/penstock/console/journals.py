@@ -37,11 +37,24 @@ class JournalQuestions:
         self._reaching = reaching
         self._heads: dict[str, tuple[float, int]] = {}
         self._stores: dict[str, tuple[float, str]] = {}
+        self._listed: tuple[tuple[object, str, int], Json] | None = None
+        """The last page, good for as long as nothing can have changed."""
         self._lock = threading.Lock()
 
     def list(self, asked: Mapping[str, str]) -> Json:
         """A page of the journals whose names hold `find`, from number `from` on."""
         find, start = asked.get("find", "").casefold(), int(asked.get("from") or 0)
+        state = self._reaching.changed()
+        with self._lock:
+            known = self._listed
+        if state is not None and known is not None and known[0] == (state, find, start):
+            return known[1]
+        answer = self._list(find, start)
+        with self._lock:
+            self._listed = ((self._reaching.changed(), find, start), answer)
+        return answer
+
+    def _list(self, find: str, start: int) -> Json:
         with self._reaching.looking() as directory:
             everything = directory.client.list()
             found = [one for one in everything if find in one.spec.name.casefold()]
