@@ -407,6 +407,28 @@ class Machine(Handlers):
         for request in self._waiters.pop(key, ()):
             self.on_outcome(request, outcome)
 
+    # What the shell and the curious ask.
+
+    @property
+    def is_primary(self) -> bool:
+        return self.phase is Phase.PRIMARY
+
     @property
     def open_handlers(self) -> int:
         return len(self.open)
+
+    @property
+    def next_record(self) -> int | None:
+        """The number of the record that has to come next, once one has come."""
+        return self._next_record
+
+    def mark(self, now: float) -> None:
+        """Write all fingerprints that there are into the log."""
+        if self._marks:
+            self.services.mark(now, all=True)
+
+    def state(self) -> object:
+        """The declared fields but for custom ones, as plain values."""
+        return msgspec.to_builtins(
+            msgspec.msgpack.decode(snapshot.state_bytes(self.spec, self.instance)), str_keys=True
+        )

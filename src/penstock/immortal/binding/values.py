@@ -64,13 +64,18 @@ def is_plain(value: object) -> bool:
 
 
 def class_name(kind: type) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
+    """How checkpoints name a class; that of a file loaded beside another of the same name is the file's."""
+    module = getattr(sys.modules.get(kind.__module__), "__immortal_file__", kind.__module__)
+    return f"{module}:{kind.__qualname__}"
 
 
 def find_class(name: str) -> type:
     """The struct, dataclass or enumeration of that name."""
     module, _, path = name.partition(":")
     found: object = sys.modules.get(module)
+    for loaded in list(sys.modules.values()):
+        if getattr(loaded, "__immortal_file__", None) == module:
+            found = loaded  # of an old and a new one, the new one was loaded last
     try:
         if found is None:
             found = importlib.import_module(module)

@@ -1,0 +1,148 @@
+"""A machine on real sockets, with a scripted coordinator; and its HTTP endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from tests.immortal.scripted import PATIENCE, Scripted, pair
+
+from penstock.base.errors import UsageError
+from penstock.immortal import Immortal, RemoteError, field, impulse, wire
+from penstock.immortal.binding.ingress import Ingress
+from penstock.immortal.binding.machine import Machine
+from penstock.immortal.binding.outside import Outside
+from penstock.immortal.binding.shell import CoordinatorGoneError, Shell
+from penstock.immortal.wire import MessageType
+
+
+class Counter(Immortal):
+    total: int = 0
+    texts: list[str] = field(list)
+    ready: int = 0
+
+    async def on_primary(self) -> None:
+        self.woke.send()
+
+    @impulse
+    def woke(self) -> None:
+        self.ready += 1
+
+    @impulse
+    def add(self, number: int) -> int:
+        if number < 0:
+            raise ValueError("below zero")
+        self.total += number
+        self.texts.append("x" * 1000)
+        return self.total
+
+
+def shell(**more: Callable[[Shell], asyncio.Task[None]]) -> Shell:
+    return Shell(Machine(Counter, "counter", now=time.time, marks=False), **more)
+
+
+def counter(it: Shell) -> Counter:
+    assert isinstance(it.machine.instance, Counter)
+    return it.machine.instance
+
+
+async def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+def test_first_start_work_checkpoint_and_recovery() -> None:
+    async def run() -> None:
+        first = shell()
+        async with pair(first) as (ic, serving):
+            await ic.first_start()
+            await ic.log_what_comes()
+            await until(lambda: counter(first).ready == 1)
+            for n in range(5):
+                ic.record(call(n), call(n))
+            ic.control(MessageType.TAKE_CHECKPOINT)
+            blob = await ic.take_checkpoint()
+            kept = len(ic.log)
+            ic.record(call(100))
+            await until(lambda: counter(first).total == 120)
+            log = list(ic.log)
+            ic.close()
+            with pytest.raises(CoordinatorGoneError):
+                await serving
+        second = shell()
+        async with pair(second) as (ic, _):
+            await ic.recover(blob, log, kept, cut=7)
+            await until(lambda: counter(second).total == 120)
+            assert not second.machine.is_primary
+            ic.control(MessageType.TAKE_BECOMING_PRIMARY_CHECKPOINT)
+            await ic.take_checkpoint()
+            await ic.log_what_comes()
+            await until(lambda: counter(second).ready == 2)
+            assert len(counter(second).texts) == 11
+
+    asyncio.run(run())
+
+
+def call(number: int) -> bytes:
+    method = Counter.add
+    return wire.incoming(wire.Call(method.id, wire.RpcType.IMPULSE, method.signature.encode((number,), {})))
+
+
+def test_what_comes_out_of_order_ends_the_pair() -> None:
+    async def run() -> None:
+        async with pair(shell()) as (ic, serving):
+            ic.control(MessageType.BECOMING_PRIMARY)
+            with pytest.raises(Exception, match="type 15 came while starting"):
+                await asyncio.wait_for(serving, PATIENCE)
+
+    asyncio.run(run())
+
+
+async def echo(ic: Scripted) -> None:
+    """Log whatever the binding sends itself, until cancelled."""
+    while True:
+        await ic.log_what_comes()
+
+
+def test_calls_over_http_happen_once_for_a_key() -> None:
+    ports: list[int] = []
+
+    def serve(it: Shell) -> asyncio.Task[None]:
+        return asyncio.create_task(Ingress(it, token="secret").serve("127.0.0.1", 0, ports.append))
+
+    def client() -> None:
+        outside = Outside(f"127.0.0.1:{ports[0]}", token="secret")
+        try:
+            assert outside.call("add", [2], key="a") == 2
+            assert outside.call("add", [2], key="a") == 2
+            assert outside.call("add", [3]) == 5
+            assert outside.call_text("add", ["1"]) == "6"
+            with pytest.raises(RemoteError, match="ValueError: below zero"):
+                outside.call("add", [-1])
+            with pytest.raises(UsageError, match="did you mean 'add'"):
+                outside.call("ad", [1])
+            with pytest.raises(UsageError, match="Expected `int`, got `str`"):
+                outside.call("add", ["1"])
+            state = msgspec.json.decode(outside.ask("GET", "/state"))
+            assert (state["total"], len(state["texts"])) == (6, 3)
+        finally:
+            outside.close()
+        stranger = Outside(f"127.0.0.1:{ports[0]}", token="guessed")
+        with pytest.raises(UsageError, match="wants a token"):
+            stranger.call("add", [1])
+        stranger.close()
+
+    async def run() -> None:
+        async with pair(shell(on_primary=serve)) as (ic, _):
+            await ic.first_start()
+            echoing = asyncio.create_task(echo(ic))
+            await until(lambda: ports)
+            await asyncio.to_thread(client)
+            echoing.cancel()
+
+    asyncio.run(run())
