@@ -40,12 +40,12 @@ def at(shop: Place) -> Iterator[str]:
         yield address
 
 
-def expect(where: Locator, text: str | re.Pattern[str] = "") -> None:
+def expect(where: Locator, text: str | re.Pattern[str] = "", seconds: int = 60) -> None:
     from playwright.sync_api import expect as expected
 
-    expected(where.first).to_be_visible(timeout=60_000)
+    expected(where.first).to_be_visible(timeout=seconds * 1000)
     if text:
-        expected(where.first).to_contain_text(text, timeout=60_000)
+        expected(where.first).to_contain_text(text, timeout=seconds * 1000)
 
 
 def loaded(page: Page) -> None:

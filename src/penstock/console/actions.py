@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import msgspec
@@ -81,8 +81,11 @@ class Actions:
             file = self._definitions.file(pipeline, control)
             plan = make(_Asked(directory, pipeline, wish, self._reaching.options, file))
             run = directory.run(pipeline, now_us())
+            state = directory.told_state(pipeline, wish.sink)
         if run is not None and wish.action not in _ANYTIME:
-            return _refused(plan, *_while_running(pipeline, run))
+            if wish.action not in _WHILE_STANDING or state not in editing.STANDING:
+                return _refused(plan, *_while_running(pipeline, run))
+            plan = replace(plan, changes=[*plan.changes, _THEN.format(sink=wish.sink)])
         missing = self._definitions.problem(pipeline, control) if wish.action in _NEED_FILE else None
         if missing is not None:
             return _refused(plan, missing.message, missing.hint)
@@ -123,7 +126,6 @@ class Actions:
         _require(1 <= wish.count <= _MOST_STEPS, f"a count from 1 to {_MOST_STEPS}")
         bury = wish.action == "dead-letter"
         with self._reaching.editing(who) as editor:
-            editor.require_still(pipeline)
             control = editor.directory.control(pipeline).state()
             definition = self._definitions.load(pipeline, control)
             done: list[Stepped] = list(delivering.step(editor, definition, wish.sink, wish.count, bury=bury))
@@ -195,7 +197,7 @@ def _plan_resume(asked: _Asked) -> Plan:
     return Plan(
         f"Resume {sink}",
         "Resume",
-        [f"{sink} goes on where it is, in the run that is under way or in the next one."],
+        [f"{sink} goes on where its offset is, in the run that is under way or in the next one."],
         asked.command("resume", sink),
     )
 
@@ -337,7 +339,8 @@ def _require(true: bool, what: str) -> None:
 def _while_running(pipeline: str, run: RunStatus) -> tuple[str, str]:
     return (
         f"'{pipeline}' is running (process {run.pid} on {run.host}), so it cannot be edited.",
-        f"Stop it (Ctrl-C, or kill {run.pid}); pausing and resuming a sink work while it runs.",
+        f"Stop it (Ctrl-C, or kill {run.pid}). While it runs a sink can be paused and resumed, and one that is paused "
+        "or has stopped can be led past a message.",
     )
 
 
@@ -366,6 +369,9 @@ _DEEDS: dict[str, Callable[[Actions, str, Wish, str], Outcome]] = {
     "drop": Actions._drop,
 }
 _ANYTIME = {"pause", "resume"}
+_WHILE_STANDING = {"step", "dead-letter", "ack"}
+"""These work in a run as well, on a sink that it does not feed at the moment."""
+_THEN = "The pipeline runs, and does not feed {sink} now. When you are done, resume it: the run then goes on with it."
 _NEED_FILE = {"step", "dead-letter", "replay"}
 
 

@@ -226,6 +226,13 @@ class Directory:
     def _run(self, control: ControlState, file: RunFile | None, now: int) -> RunStatus | None:
         return running(self.owner, file, control, now, local=self.directory is not None)
 
+    def told_state(self, pipeline: str, sink: str) -> str | None:
+        """What the run that goes on says of a sink; None if none goes on, or none that tells."""
+        file = self.run_file(pipeline)
+        if file is None or file.exit_code is not None or self.run(pipeline, now_us()) is None:
+            return None
+        return next((node.state for node in file.progress.nodes if node.node == sink), None)
+
     def stopped_by(self, pipeline: str, sink: str, watermark: int) -> str | None:
         """Why the newest run stopped a sink at this offset; None if it did not, or goes on trying."""
         file = self.run_file(pipeline)

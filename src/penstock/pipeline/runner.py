@@ -50,7 +50,7 @@ from penstock.pipeline.housekeeping import Housekeeping
 from penstock.pipeline.identity import refuse_another_source, source_identity
 from penstock.pipeline.ingest import Ingest
 from penstock.pipeline.place import Place, empty_scratch, open_place, source_options
-from penstock.pipeline.progress import Progress, RunFile, Summary, publish
+from penstock.pipeline.progress import Progress, RunFile, SparkProgress, Summary, publish
 from penstock.pipeline.serving import serving
 from penstock.pipeline.stopping import Stop, signals
 from penstock.pipeline.supervisor import SupervisedSink, Surroundings
@@ -409,7 +409,12 @@ class _Run:
             log_bytes=self._upkeep.size,
             log_limit=self._pipeline.settings.log_limit,
             readers=self._ingest.paused,
+            spark=self._spark_told(),
         )
+
+    def _spark_told(self) -> SparkProgress | None:
+        told = self._engine.told
+        return dataclasses.replace(told, queries=[s.query_progress() for s in self._sinks]) if told else None
 
     def _publish(self, exit_code: int | None) -> None:
         content = RunFile(

@@ -9,6 +9,7 @@ import { overview, sorted, stateOf } from "./overview.js";
 import { pipeline } from "./pipeline.js";
 import { record } from "./record.js";
 import { sink } from "./sink.js";
+import { spark } from "./spark.js";
 import { begin, store, subscribe } from "./store.js";
 import { tapPage } from "./tap.js";
 
@@ -21,11 +22,12 @@ const ICONS = {
 };
 const icon = (name) => h("svg", { viewBox: "0 0 24 24", fill: "none", stroke: "currentColor", "stroke-width": "2", "stroke-linecap": "round", "stroke-linejoin": "round", "aria-hidden": "true" }, h("path", { d: ICONS[name] }));
 
-const PAGES = [["", "overview", "Overview"], ["journals", "journals", "Journals"]];
+const PAGES = [["", "overview", "Overview"], ["journals", "journals", "Journals"], ["spark", "spark", "Spark"]];
 const ROUTES = [
   [/^$/, overview, () => ({})],
   [/^journals$/, journals, () => ({})],
   [/^journals\/([^/]+)$/, journal, ([name]) => ({ journal: name })],
+  [/^spark$/, spark, () => ({})],
   [/^p\/([^/]+)$/, pipeline, ([name]) => ({ name })],
   [/^p\/([^/]+)\/sink\/([^/]+)$/, sink, ([name, one]) => ({ name, sink: one })],
   [/^p\/([^/]+)\/log$/, log, ([name]) => ({ name })],

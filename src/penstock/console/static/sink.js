@@ -54,16 +54,16 @@ function actions(view, node, again) {
     if (text !== null && /^\d+$/.test(text)) go({ action: "step", count: Number(text) })();
   };
   const act = (label, does, what, tone = "") => h("div", { class: "act" }, h("button", { class: tone, onclick: does }, label), h("span", {}, what));
-  const behind = node.lag > 0;
+  const behind = node.lag > 0, standing = node.state === "stopped" || node.state === "paused";
   return h("section", { class: "card" }, h("header", {}, h("h2", {}, "What you can do")),
-    view.running ? h("p", { class: "note" }, `The pipeline runs (process ${view.run.pid}). Pausing and resuming work now; the rest while it stands still.`) : null,
+    view.running ? h("p", { class: "note" }, standing ? `The pipeline runs, and does not feed ${sink} now. Lead it past the message, then have it go on.` : `The pipeline runs (process ${view.run.pid}). Pause ${sink} to step or to pass over messages; offsets are set while nothing runs.`) : null,
     h("div", { class: "acts" },
       behind ? act("Step", go({ action: "step" }), "deliver just the next message, through its functions", "primary") : null,
       behind ? act("Step several…", steps, "deliver the next ones, one at a time") : null,
       behind ? act("Keep for later", go({ action: "dead-letter" }), "send the next message to the dead letters if it is refused again") : null,
       behind ? act("Pass over it", go({ action: "ack", offsets: [node.watermark] }), "acknowledge the next message without sending it") : null,
       act("Set offset…", rewind, "rewind to send messages again, or move forward"),
-      node.paused ? act("Resume", go({ action: "resume" }), "go on taking messages") : act("Pause", go({ action: "pause" }), "take nothing more until resumed"),
+      node.paused || (view.running && standing) ? act("Resume", go({ action: "resume" }), "go on where the offset is") : act("Pause", go({ action: "pause" }), "take nothing more until resumed"),
       node.dead_letters ? act("Replay", go({ action: "replay" }), `send its ${counted(node.dead_letters, "dead letter")} again`) : null));
 }
 
