@@ -63,7 +63,8 @@ def page(
     deadline = time.monotonic() + patience
     found: list[LogEntry] = []
     looked, more = 0, None
-    for first, last in _pieces(min(max(start, oldest), max(end - 1, 0)), oldest, end, count, backwards):
+    begin = min(start, end - 1) if backwards else max(start, oldest)
+    for first, last in _pieces(begin, oldest, end, count, backwards):
         records = list(directory.reader(pipeline).show(first, last))
         for record in reversed(records) if backwards else records:
             if len(found) == count:
