@@ -10,7 +10,7 @@ from tests.servers.mariadb import MySqlServer
 
 from penstock.base.errors import UsageError
 
-pytestmark = pytest.mark.xdist_group("mysql")
+pytestmark = [pytest.mark.soak, pytest.mark.xdist_group("mysql")]
 
 
 @pytest.fixture

@@ -166,6 +166,7 @@ def crashed(place: Path, *, kills: int, restarts: int, seed: int) -> None:
         assert server.query("SELECT pubname FROM pg_publication", database="bank") == []
 
 
+@pytest.mark.soak
 def test_both_databases_are_equal_after_a_restart_of_the_server_and_a_kill(tmp_path: Path) -> None:
     crashed(tmp_path, kills=1, restarts=1, seed=7)
 

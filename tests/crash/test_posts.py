@@ -130,6 +130,7 @@ def killed_again_and_again(directory: Path, seed: int, kills: int, longest: floa
     assert set(names) == taken
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_whatever_was_answered_with_200_is_at_the_sink_once(tmp_path: Path) -> None:
     killed_again_and_again(tmp_path, seed=7, kills=1, longest=0.2)

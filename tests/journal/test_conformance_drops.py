@@ -183,7 +183,7 @@ def test_watches_dropped_at_any_time_leave_nothing(tmp_path: Path) -> None:
                     for call in calls:
                         call.cancel()
             await foreign.upsert(journal(SOUND))
-            await until(lambda: not running.broker._keyspace._waits._waiting)
+            await until(lambda: not running.broker._local._waits._waiting)
 
     in_loop(test)
 

@@ -132,7 +132,7 @@ def test_a_resumed_watch_waits_for_a_later_revision_and_then_always_sends(tmp_pa
             )
             watch = foreign.stubs.list(request)
             resumed = asyncio.ensure_future(a_snapshot(watch))
-            await until(lambda: len(running.broker._keyspace._waits._waiting) == 1)
+            await until(lambda: len(running.broker._local._waits._waiting) == 1)
             assert not resumed.done()
             await foreign.upsert(journal("b/unrelated"))
             (first,) = await resumed

@@ -30,6 +30,7 @@ from penstock.journal.protocol import (
     Status,
 )
 from penstock.journal.server import Options
+from penstock.journal.topology import LocalTopology
 
 from .brokers import in_loop, until
 from .foreign import JOURNAL, Foreign, Served, dialed, journal, label_set, opened, refusal, served
@@ -358,6 +359,7 @@ def test_ETCD_TRANSACTION_FAILED_changes_nothing(tmp_path: Path) -> None:
 async def reassigned(running: Served, *members: tuple[MemberId, int]) -> None:
     """Have the journal assigned to these members and slots, as an allocator elsewhere might."""
     topology = running.broker.topology
+    assert isinstance(topology, LocalTopology)
     gone = [key for key, _ in topology.keyspace.under(keys.assignments_of(JOURNAL))]
     puts = []
     for member, slot in members:
@@ -464,7 +466,7 @@ def test_a_minimum_revision_is_waited_for(tmp_path: Path) -> None:
                 foreign.append(AppendRequest(journal="b/journal", min_etcd_revision=revision + 1), b"x"),
                 foreign.read(ReadRequest(journal="b/journal", min_etcd_revision=revision + 1)),
             )
-            await until(lambda: len(running.broker._keyspace._waits._waiting) == 2)
+            await until(lambda: len(running.broker._local._waits._waiting) == 2)
             assert not waiting.done()
             await foreign.upsert(journal("b/journal"))
             append, read = await waiting

@@ -234,7 +234,7 @@ def test_an_expired_token_ends_reads_and_watches_cleanly_and_appends_with_a_dead
 def test_reads_and_watches_that_are_cancelled_or_late_leave_nothing(tmp_path: Path) -> None:
     async def test() -> None:
         async with opened(tmp_path) as (foreign, running):
-            waiting = running.broker._keyspace._waits._waiting
+            waiting = running.broker._local._waits._waiting
             async with leaves_nothing():
                 calls: list[grpc.aio.Call] = [
                     foreign.stubs.read(ReadRequest(journal=JOURNAL, block=True)),

@@ -275,7 +275,7 @@ def test_after_all_that_nothing_is_left(background: Background) -> None:
     async def look() -> None:
         foreign, broker = background.foreign, background.running.broker
         await is_well(foreign, background.running)
-        await until(lambda: not broker._keyspace._waits._waiting)
+        await until(lambda: not broker._local._waits._waiting)
         await until(lambda: not any(one.pipeline_slot.owned for one in broker.replicas()))
         names = {str(task.get_coro()) for task in asyncio.all_tasks()}
         assert not [name for name in names if "handler" in name or "_adopt" in name], names

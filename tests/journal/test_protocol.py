@@ -66,7 +66,8 @@ MESSAGES = {
     ),
     "ReplicateRequest": (
         "1 header Header, 2 deprecated_journal string, 3 proposal Fragment, 4 content bytes, "
-        "5 content_delta int64, 6 acknowledge bool, 7 registers LabelSet"
+        "5 content_delta int64, 6 acknowledge bool, 7 registers LabelSet, "
+        "100 confirmed int64"  # ours, which the original skips
     ),
     "ReplicateResponse": "1 status Status, 2 header Header, 3 fragment Fragment, 4 registers LabelSet",
     "ListRequest": "1 selector LabelSelector, 4 watch bool, 5 watch_resume Header",

@@ -413,7 +413,7 @@ def test_the_revision_of_the_header_is_waited_for(tmp_path: Path) -> None:
         async with replicating(tmp_path) as (primary, foreign, running):
             primary.header.etcd.revision += 1
             waiting = asyncio.ensure_future(primary.propose(fragment(0)))
-            await until(lambda: len(running.broker._keyspace._waits._waiting) == 1)
+            await until(lambda: len(running.broker._local._waits._waiting) == 1)
             assert not waiting.done()
             await foreign.upsert(journal("b/other"))
             assert (await waiting).status == Status.OK

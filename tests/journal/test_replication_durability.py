@@ -31,8 +31,11 @@ class Seen:
     def committed(self, fragment: Fragment, file: SpoolFile) -> None:
         self.committed_to = max(self.committed_to, fragment.end)
 
-    def completed(self, file: SpoolFile) -> None:
+    def completed(self, file: SpoolFile, *, by_synchronising: bool = False) -> None:
         self.complete.append(file.fragment)
+
+    def agreed(self) -> None:
+        pass
 
 
 def spawn(work: Awaitable[None], name: str) -> asyncio.Task[None]:

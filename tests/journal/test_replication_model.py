@@ -79,8 +79,9 @@ class Broker:
     def survey(self, spans: list[tuple[int, int]]) -> Survey:
         return Survey(self.epoch, locked=True, end=self.spool.end, parts=self.parts(spans))
 
-    def set_aside(self) -> None:
-        self.closed, self.memory = [], Memory()
+    def set_aside(self, offset: int) -> None:
+        self.closed = [(begin, content) for begin, content in self.files if begin + len(content) <= offset]
+        self.memory = Memory()
         self.spool = Spool(empty_fragment(JOURNAL, 0, Codec.NONE), LabelSet(), self.memory)
 
 
@@ -90,10 +91,9 @@ def compare(broker: Broker, others: list[Broker]) -> None:
     for other in others:
         survey = other.survey(spans)
         ours = broker.parts([(part.begin, part.end) for part in survey.parts])
-        if yields(broker.epoch, broker.spool.end, ours, survey, empty=not broker.files):
-            broker.set_aside()
-            return
-    broker.compared = True
+        wrong = yields(broker.epoch, broker.spool.end, ours, survey, empty=not broker.files)
+        if wrong is not None:
+            broker.set_aside(wrong)
 
 
 class Replication(RuleBasedStateMachine):
@@ -129,7 +129,6 @@ class Replication(RuleBasedStateMachine):
         for broker in members:
             if not broker.compared:
                 compare(broker, [other for other in members if other is not broker])
-                broker.compared = True
         roll_to: int | None = None
         for _ in range(6):
             proposal = proposal_to_extend(
@@ -148,15 +147,20 @@ class Replication(RuleBasedStateMachine):
                     return
                 if peer.propose(proposal) is Outcome.MISMATCH:
                     mismatches.append((peer.spool.fragment, LabelSet()))
-                else:
-                    peer.epoch = self.revision
             assert primary.propose(proposal) is not Outcome.MISMATCH
             if not mismatches:
-                primary.epoch = self.revision
+                self.agreed(primary)
                 self.route = route
+                for peer in peers[: max(messages, 0)]:
+                    self.agreed(peer)  # the others are told with what is sent next
                 return
             roll_to = next_proposal(proposal, mismatches).offset
         raise AssertionError("they never agree")
+
+    def agreed(self, broker: Broker) -> None:
+        """A broker knows that all agree."""
+        broker.epoch = self.revision
+        broker.compared = True
 
     @rule(content=st.binary(min_size=1, max_size=4), reached=st.integers(0, 3), adopts=st.booleans())
     def append(self, content: bytes, reached: int, adopts: bool) -> None:
@@ -172,6 +176,7 @@ class Replication(RuleBasedStateMachine):
             proposal = broker.spool.next()
         assert proposal is not None
         for peer in peers[:reached]:
+            self.agreed(peer)
             assert peer.propose(proposal) is Outcome.COMMITTED
         if reached >= len(peers):
             assert primary.propose(proposal) is Outcome.COMMITTED

@@ -56,7 +56,7 @@ PROOFS = {
     "base/disk.py Disk.make_dirs sync_dir": DISK + "test_the_sync_of_make_dirs_matters",
     "base/disk.py Disk.replace_file sync": DISK + "test_both_syncs_of_replace_file_matter",
     "base/disk.py Disk.replace_file sync_dir": DISK + "test_both_syncs_of_replace_file_matter",
-    "journal/broker.py Broker.__init__ make_dirs": (
+    "journal/hosting.py Hosting.__init__ make_dirs": (
         "journal/test_durability.py::test_the_folder_of_fragments_is_made_durable_before_a_spool_goes"
     ),
     "journal/datadir.py DataDir.create make_dirs": JOURNAL,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.base.errors import UsageError
+from penstock.cli.broker_cluster import ClusterSettings, cluster_options
 from penstock.cli.common import data_dir_option, emit, json_option, wants_json
 from penstock.cli.tokens import token
 
@@ -102,6 +103,7 @@ broker.add_command(token)
     help="Journals are kept by no more brokers than this, whatever their specs say. One broker alone: 1.",
 )  # fmt: skip
 @click.option("--auto-suspend", is_flag=True, help="Suspend journals that are not in use.")
+@cluster_options
 @click.option(
     "--allow-origin", "allow_origins", multiple=True, metavar="ORIGIN", help="CORS, for HTTP (repeat)."
 )
@@ -129,6 +131,7 @@ def serve(
     max_grpc_recv_size: int,
     max_replication: int,
     auto_suspend: bool,
+    cluster: ClusterSettings,
     allow_origins: tuple[str, ...],
     log_level: str,
 ) -> None:
@@ -143,6 +146,8 @@ def serve(
       penstock broker serve --listen 127.0.0.1:0 --http off --json
       penstock broker serve --listen 0.0.0.0:8080 --data-dir /var/lib/penstock \\
           --auth-keys @keys --cert-file cert.pem --key-file key.pem --store s3://bucket/journals/
+      penstock broker serve --etcd http://etcd:2379 --zone east --id broker-1 \\
+          --listen 0.0.0.0:8080 --data-dir /var/lib/penstock --store s3://bucket/journals/
     """
     from penstock.journal import auth
     from penstock.journal.datadir import DataDir
@@ -169,6 +174,7 @@ def serve(
         authorizer=authorizer,
         tls=_tls(cert_file, key_file, client_ca_file),
         allow_origins=allow_origins,
+        cluster=cluster.options(auth.keys_from(auth_keys) if auth_keys else None),
     )
     _check_member(zone, suffix)
     if not auth_keys and not _is_local(listen):

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from penstock.base.errors import PenstockError
 from penstock.journal import registers
 from penstock.journal.appendcontent import LARGE, RUN, ContentStates
-from penstock.journal.appending import TERMINAL, Appending, AppendStreamError, State
+from penstock.journal.appending import TERMINAL, Appending, AppendStreamError, State, StoppedServingError
 from penstock.journal.index import Summary
 from penstock.journal.protocol import JournalSpec, Status
 from penstock.journal.replication import NotSynchronisedError, RouteChangedError, equivalent
@@ -105,7 +105,7 @@ class AppendMachine(ContentStates):
     async def on_acquire_pipeline(self) -> None:
         replica = self._replica
         if replica is None:
-            raise PenstockError(f"{self._first.journal}: this broker has stopped serving the journal")
+            raise StoppedServingError(self._first.journal)
         try:
             await replica.pipeline_slot.acquire()
         except SlotClosedError:

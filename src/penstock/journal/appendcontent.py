@@ -114,7 +114,7 @@ class ContentStates(AppendBase):
             summed = self._summed and self.taken == 1 and local.fragment.length
             self._summer = hashlib.sha1() if summed else None
         if replica.closed:
-            self._fail(Status.JOURNAL_NOT_FOUND)
+            self._fail_gone()
             return
         assert self._spec is not None
         assert self._minimum is not None
@@ -155,7 +155,7 @@ class ContentStates(AppendBase):
         """Commit what was streamed, and the registers with it."""
         replica, pipeline, first = self._owned(), self._held(), self._first
         if replica.closed:
-            self._fail(Status.JOURNAL_NOT_FOUND)
+            self._fail_gone()
             return
         local = pipeline.local
         local.require_sound()

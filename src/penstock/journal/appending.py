@@ -14,7 +14,7 @@ from penstock.journal.claims import Claims
 from penstock.journal.flow import FlowLimits, MinimumRate
 from penstock.journal.fragment import Codec, Fragment
 from penstock.journal.inflow import Inflow
-from penstock.journal.protocol import AppendRequest, Header, JournalSpec, LabelSet, Status
+from penstock.journal.protocol import AppendRequest, AppendResponse, Header, JournalSpec, LabelSet, Status
 from penstock.journal.replica import Replica
 from penstock.journal.replication import Pipeline
 from penstock.journal.resolver import Resolution, Resolver
@@ -52,6 +52,13 @@ class AppendStreamError(PenstockError):
         super().__init__(f"append stream: {complaint}")
 
 
+class StoppedServingError(PenstockError):
+    """The journal resolves to this broker, which does not serve it any more, or not yet. Nothing was done."""
+
+    def __init__(self, journal: str, why: str = "this broker has stopped serving the journal") -> None:
+        super().__init__(f"{journal}: {why}", hint="try again: another broker serves it, or this one will")
+
+
 class NotInChargeError(PenstockError):
     """Our lease may have ended, and somebody else may be the primary by now."""
 
@@ -82,6 +89,8 @@ class Appending:
     """A new pipeline to the replicas of a route, of which ours is the primary and its spool is owned."""
     may_act: Callable[[], bool] | None = None
     """Whether we are certain to be who we were when we resolved; None: nobody can take our place."""
+    pass_on: Callable[[Header, AppendRequest], Awaitable[AppendResponse]] | None = None
+    """Have an append that came whole made by the primary that a header names; None: there are no others."""
 
 
 class AppendBase:
@@ -183,6 +192,10 @@ class AppendBase:
         self._began = False
         self._ticket = 0
 
+    @property
+    def surroundings(self) -> Appending:
+        return self._with
+
     def _proposal(self) -> Fragment:
         local, spec = self._held().local, self._spec
         assert spec is not None
@@ -208,6 +221,11 @@ class AppendBase:
     def _fail(self, status: int) -> None:
         self.status = status
         self.state = State.ERROR
+
+    def _fail_gone(self) -> None:
+        """Our replica was closed under us: the journal is gone, or somebody else's now."""
+        there = self._with.resolver.spec(self._owned().spec.name) is not None
+        self._fail(Status.NO_JOURNAL_PRIMARY_BROKER if there else Status.JOURNAL_NOT_FOUND)
 
     def _require_in_charge(self) -> None:
         may_act = self._with.may_act

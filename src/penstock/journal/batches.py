@@ -10,12 +10,14 @@ each other are tried in any case. Neighbours in a message that want the same of 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from typing import cast
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
+from typing import TypeAlias, cast
 
 from penstock.base.errors import PenstockError
 from penstock.journal import validation
 from penstock.journal.append import Appending, AppendMachine, State
+from penstock.journal.appending import NotInChargeError, StoppedServingError
 from penstock.journal.claims import Claims
 from penstock.journal.fragment import sum_parts
 from penstock.journal.protocol import (
@@ -26,7 +28,10 @@ from penstock.journal.protocol import (
     AppendResult,
     Status,
 )
+from penstock.journal.replication import ReplicationError
 from penstock.journal.suspension import NO_RESUME, RESUME
+
+log = logging.getLogger(__name__)
 
 MAX_REFUSED = 100
 _TELL_REGISTERS = frozenset((Status.OK, Status.REGISTER_MISMATCH))
@@ -39,10 +44,14 @@ MAX_ANSWER = 32
 """A message answers no more runs than this, so that it stays small."""
 
 
+class ElsewhereError(PenstockError):
+    """The append is another broker's to make. Nothing was done, and of its content nothing was taken."""
+
+
 def response_of(machine: AppendMachine) -> AppendResponse:
     """What the client is told of an append that has ended; of a run, of its first."""
     if machine.state is State.PROXY:
-        raise PenstockError("the journal's primary is another broker, and this one passes no appends on")
+        raise ElsewhereError("the journal's primary is another broker, and this one passes no appends on")
     response = AppendResponse(
         status=cast("Status", machine.status),
         header=machine.header,
@@ -56,6 +65,47 @@ def response_of(machine: AppendMachine) -> AppendResponse:
         response.registers.SetInParent()
         response.registers.CopyFrom(machine.registers)
     return response
+
+
+async def answered(machine: AppendMachine, request: AppendRequest | None = None) -> AppendResponse:
+    """Run an append, and tell what became of it. If it is certain that nothing did, that is a status.
+
+    With the whole `request` it can be passed on to another broker.
+    """
+    try:
+        await machine.run()
+    except PenstockError as error:
+        response = refusal(machine, error)
+        if response is None:
+            raise
+        return response
+    pass_on = machine.surroundings.pass_on
+    if machine.state is State.PROXY and pass_on is not None and request is not None:
+        return await pass_on(machine.header, request)
+    return response_of(machine)
+
+
+def refusal(machine: AppendMachine, error: PenstockError) -> AppendResponse | None:
+    """The answer to an append that came to nothing for want of a broker, which is a reason to try again.
+
+    None if it may be in the journal, or if the reason is another one.
+    """
+    if machine.state is State.READ_ACKNOWLEDGEMENTS:
+        return None
+    if isinstance(error, StoppedServingError):
+        status = Status.NO_JOURNAL_PRIMARY_BROKER
+    elif isinstance(error, (ReplicationError, NotInChargeError)):
+        status = Status.INSUFFICIENT_JOURNAL_BROKERS
+    else:
+        return None
+    log.info("an append is refused with %s: %s", Status.Name(status), error)
+    header = machine.header if machine.header.etcd.revision else machine.surroundings.resolver.header()
+    return AppendResponse(status=status, header=header)
+
+
+async def append_whole(request: AppendRequest, surroundings: Appending, claims: Claims) -> AppendResponse:
+    """One append that is one message."""
+    return await answered(whole((request,), surroundings, claims), request)
 
 
 def whole(
@@ -88,6 +138,10 @@ def _parameters(request: AppendRequest) -> AppendRequest:
     return first
 
 
+Outcome: TypeAlias = "AppendMachine | AppendResult | asyncio.Task[AppendResult]"
+"""Of appends on a stream: one that waits for its acknowledgement, one that is decided, one that another makes."""
+
+
 class _Count:
     """Appends of one stream: how many came, how many were answered."""
 
@@ -102,10 +156,11 @@ async def appends(
     batches: AsyncIterator[AppendBatch], surroundings: Appending, claims: Claims, stopping: asyncio.Event
 ) -> AsyncGenerator[AppendBatchResult, None]:
     """The answers to one stream of appends. Ends with it; or, when the broker is `stopping`, as soon as it is idle."""
-    adopted: asyncio.Queue[AppendMachine | AppendResult | None] = asyncio.Queue(WINDOW)
+    adopted: asyncio.Queue[Outcome | None] = asyncio.Queue(WINDOW)
     count = _Count()
     adopting = asyncio.create_task(_adopt(batches, surroundings, claims, adopted, count), name="appends")
     ending = asyncio.create_task(_end_idle(adopted, adopting, count, stopping), name="end of appends")
+    waiting: list[Outcome | None] = []
     try:
         done = False
         while not done:
@@ -128,10 +183,15 @@ async def appends(
         adopting.cancel()
         ending.cancel()
         await asyncio.wait((adopting, ending))
+        while not adopted.empty():
+            waiting.append(adopted.get_nowait())
+        for outcome in waiting:
+            if isinstance(outcome, asyncio.Task):
+                outcome.cancel()
 
 
 async def _end_idle(
-    adopted: asyncio.Queue[AppendMachine | AppendResult | None],
+    adopted: asyncio.Queue[Outcome | None],
     adopting: asyncio.Task[None],
     count: _Count,
     stopping: asyncio.Event,
@@ -151,7 +211,7 @@ async def _adopt(
     batches: AsyncIterator[AppendBatch],
     surroundings: Appending,
     claims: Claims,
-    adopted: asyncio.Queue[AppendMachine | AppendResult | None],
+    adopted: asyncio.Queue[Outcome | None],
     count: _Count,
 ) -> None:
     """Take appends in order, as far as to where they wait for their acknowledgement."""
@@ -169,7 +229,14 @@ async def _adopt(
                         continue
                     era = None if batch.independent else eras.get(journal)
                     outcome = await _adopted(run, surroundings, claims, summed=not batch.unsummed, era=era)
-                    if isinstance(outcome, AppendMachine):
+                    if isinstance(outcome, asyncio.Task):
+                        del run[:1]
+                        if not batch.independent:
+                            await asyncio.wait((outcome,))  # the next must not overtake it
+                            if (result := outcome.result()).error or result.response.status != Status.OK:
+                                refused[journal] = result
+                                _require_few(refused)
+                    elif isinstance(outcome, AppendMachine):
                         # A sync may still fail: then those behind it are refused by this.
                         eras[journal] = outcome.era
                         del run[: outcome.taken]
@@ -233,31 +300,48 @@ def _require_few(refused: dict[str, AppendResult]) -> None:
 
 async def _adopted(
     run: Sequence[AppendRequest], surroundings: Appending, claims: Claims, *, summed: bool, era: int | None
-) -> AppendMachine | AppendResult:
+) -> Outcome:
     """The machine that waits for its acknowledgement, of as many of the run as it has taken; or why the first of
-    them was refused."""
+    them was refused; or the first, on its way to another broker."""
+    machine: AppendMachine | None = None
     try:
         machine = whole(run, surroundings, claims, summed=summed, era=era)
         await machine.run_to(State.READ_ACKNOWLEDGEMENTS)
+        if machine.state is State.PROXY and surroundings.pass_on is not None:
+            passing = _passed_on(surroundings.pass_on(machine.header, run[0]))
+            return asyncio.create_task(passing, name="append passed on")
         if machine.state is not State.READ_ACKNOWLEDGEMENTS:
             return AppendResult(response=response_of(machine))
     except (PenstockError, OSError) as error:
         if len(run) > 1:  # each stands or falls by itself
             return await _adopted(run[:1], surroundings, claims, summed=summed, era=era)
-        return AppendResult(error=str(error))
+        refused = (
+            refusal(machine, error) if machine is not None and isinstance(error, PenstockError) else None
+        )
+        return AppendResult(response=refused) if refused is not None else AppendResult(error=str(error))
     machine.release()
     return machine
 
 
-async def _acknowledge(outcome: AppendMachine | AppendResult, answer: AppendBatchResult) -> None:
+async def _passed_on(call: Awaitable[AppendResponse]) -> AppendResult:
+    try:
+        return AppendResult(response=await call)
+    except (PenstockError, OSError) as error:
+        return AppendResult(error=str(error), in_doubt=True)
+
+
+async def _acknowledge(outcome: Outcome, answer: AppendBatchResult) -> None:
     """Add what became of an append, or of each of a run, to the answer."""
+    if isinstance(outcome, asyncio.Task):
+        answer.results.append(await outcome)
+        return
     if isinstance(outcome, AppendResult):
         answer.results.append(outcome)
         return
     try:
         await outcome.run()
     except (PenstockError, OSError) as error:
-        answer.results.extend([AppendResult(error=str(error))] * outcome.taken)
+        answer.results.extend([AppendResult(error=str(error), in_doubt=True)] * outcome.taken)
         return
     first = response_of(outcome)
     for commit in outcome.commits:

@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from penstock.journal import keys, labels
 from penstock.journal.claims import Claims
 from penstock.journal.fragment import Codec
-from penstock.journal.keyspace import Entry, LocalKeySpace
+from penstock.journal.keyspace import Entry
 from penstock.journal.protocol import (
     FragmentsRequest,
     FragmentsResponse,
@@ -27,7 +27,7 @@ from penstock.journal.protocol import (
 )
 from penstock.journal.read import signed
 from penstock.journal.replica import InSpool, InStore, Replica
-from penstock.journal.resolver import Resolver
+from penstock.journal.resolver import KeySpace, Resolver
 from penstock.journal.spoolfile import CONTENT_AT
 
 CHUNK = 25
@@ -38,7 +38,7 @@ Matched = list[tuple[JournalSpec, Entry]]
 
 
 async def list_journals(
-    request: ListRequest, claims: Claims, keyspace: LocalKeySpace, resolver: Resolver, ended: asyncio.Event
+    request: ListRequest, claims: Claims, keyspace: KeySpace, resolver: Resolver, ended: asyncio.Event
 ) -> AsyncGenerator[ListResponse, None]:
     """A snapshot, and while it is watched a new one whenever what matches has changed, until `ended`."""
     resumed = (
@@ -61,7 +61,7 @@ async def list_journals(
             return
 
 
-def _matching(request: ListRequest, claims: Claims, keyspace: LocalKeySpace) -> Matched:
+def _matching(request: ListRequest, claims: Claims, keyspace: KeySpace) -> Matched:
     selector, allowed = labels.for_list(request.selector), labels.for_list(claims.selector)
     found = ((JournalSpec.FromString(entry.value), entry) for entry in _candidates(selector, keyspace))
     return [
@@ -99,7 +99,7 @@ def _snapshot(matched: Matched, resolver: Resolver) -> list[ListResponse]:
     return responses
 
 
-async def _until(keyspace: LocalKeySpace, revision: int, ended: asyncio.Event) -> bool:
+async def _until(keyspace: KeySpace, revision: int, ended: asyncio.Event) -> bool:
     """Wait for a revision; False if we are to end instead."""
     if ended.is_set():
         return False

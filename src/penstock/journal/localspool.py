@@ -81,6 +81,7 @@ class LocalSpool(SpoolFiles):
         "epoch",
         "era",
         "first_append",
+        "in_sync",
         "journal",
         "spool",
         "used",
@@ -94,6 +95,8 @@ class LocalSpool(SpoolFiles):
         self.journal = journal
         self.epoch = read_epoch(directory) if clustered else 0
         """The revision of the last synchronisation that we took part in."""
+        self.in_sync = not clustered
+        """Whether all replicas have agreed on where the journal ends, in this life of ours."""
         self.first_append = 0
         self.era = 0
         """Raised whenever commits were given up: what rested on them must not be tried."""
@@ -116,6 +119,10 @@ class LocalSpool(SpoolFiles):
     @property
     def fragment(self) -> Fragment:
         return self.spool.fragment
+
+    @property
+    def end(self) -> int:
+        return self.spool.end
 
     @property
     def registers(self) -> LabelSet:
@@ -274,18 +281,27 @@ class LocalSpool(SpoolFiles):
     def synchronised(self, revision: int) -> None:
         """Content to come rests on a synchronisation at this revision; durable with the first of it."""
         self.epoch = max(self.epoch, revision)
+        self.in_sync = True
+        self._observer.agreed()
 
-    async def set_aside(self) -> list[Path]:
-        """What was recovered is not what the journal has: begin as a broker that never had it. Where it is now."""
+    async def set_aside(self, offset: int = 0) -> list[Path]:
+        """What was recovered is, from an offset on, not what the journal has: begin as a broker that never had it.
+
+        Files that end before the offset are kept back, as they were. Where the others are now.
+        """
         self.roll_back()
         await self.durable()
-        return await uncancelled(self._set_aside())
+        return await uncancelled(self._set_aside(offset))
 
-    async def _set_aside(self) -> list[Path]:
-        files, self._held, self._file = self.files, [], None
+    async def _set_aside(self, offset: int) -> list[Path]:
+        files = [file for file in self.files if file.fragment.end > offset or not file.fragment.length]
+        if self._file is not None and self._file not in files:
+            self._file.park()
+        self._held, self._file = [file for file in self.files if file not in files], None
+        self._durables.clear()
         self.spool = Spool(empty_fragment(self.journal, 0, Codec.NONE), LabelSet(), self)
         self.first_append = self._published = 0
-        self.quarantined = False
+        self.quarantined = bool(self._held)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._shop.threads, set_aside, self._shop.disk, files)
 
@@ -315,8 +331,7 @@ class LocalSpool(SpoolFiles):
                 metrics.syncs += 1
                 metrics.sync_seconds += time.perf_counter() - began
                 self._durable = ticket
-                if not self.gated:
-                    self._observer.committed(fragment, file)
+                self._made_durable(fragment, file)
                 self._wake(ticket, None)
         except BaseException as error:
             self._failure = error

@@ -27,14 +27,26 @@ ENFORCED = "enforce"
 PULSE_TIMEOUT = 60.0
 
 
-async def pulse(journal: str, surroundings: Appending, claims: Claims, *, suspend: bool) -> None:
-    """One empty append; what it meets is the next append's to report."""
+_WAITS_FOR_OTHERS = (
+    Status.INSUFFICIENT_JOURNAL_BROKERS,
+    Status.NO_JOURNAL_PRIMARY_BROKER,
+    Status.FRAGMENT_STORE_UNHEALTHY,
+)
+
+
+async def pulse(journal: str, surroundings: Appending, claims: Claims, *, suspend: bool) -> bool:
+    """One empty append; what it meets is the next append's to report. False if it is to be tried again soon."""
     request = AppendRequest(journal=journal, do_not_proxy=True, suspend=IF_FLUSHED if suspend else NO_RESUME)
     try:
         async with asyncio.timeout(PULSE_TIMEOUT):
-            await AppendMachine(request, (b"",), surroundings, claims).run()
+            machine = AppendMachine(request, (b"",), surroundings, claims)
+            await machine.run()
     except (PenstockError, OSError, TimeoutError) as error:
         log.warning("%s: pulse: %s", journal, error)
+        return False
+    if machine.status == Status.INDEX_HAS_GREATER_OFFSET:
+        log.error("%s: its store has later fragments than its replicas: see `journals reset-head`", journal)
+    return machine.status not in _WAITS_FOR_OTHERS
 
 
 async def roll(journal: str, surroundings: Appending, claims: Claims) -> tuple[Status, int]:

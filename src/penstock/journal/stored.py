@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 FOLLOWERS_WAIT = (60.0, 120.0)
 """Seconds for which a replica that is not the primary leaves a fragment to the primary."""
+SYNCHRONISERS_WAIT = (0.2, 2.0)
+"""The same, of a fragment that was closed for the sake of a replica that does not have it."""
 _RETRY_DELAYS = (0.1, 1.0, 5.0, 30.0)
 _O_RDONLY = 1
 
@@ -99,7 +101,7 @@ class Stored:
         url = self.spec.fragment.stores[0]
         return self._with.stores.health(url) if self._with.watched(url) else None
 
-    def completed(self, file: SpoolFile) -> None:
+    def completed(self, file: SpoolFile, *, by_synchronising: bool = False) -> None:
         """Put a closed fragment into the store. Only what all replicas agree on is to get here."""
         if file.fragment.end <= self.trimmed:
             self.index.discard(file.fragment)
@@ -107,7 +109,7 @@ class Stored:
             return
         self._with.shop.metrics.spools_completed += 1
         self._unpersisted.append(file)
-        task = self._with.shop.spawn(self._persist(file), f"persist {self.spec.name}")
+        task = self._with.shop.spawn(self._persist(file, by_synchronising), f"persist {self.spec.name}")
         self._persisting.add(task)
         task.add_done_callback(self._persisting.discard)
 
@@ -212,6 +214,15 @@ class Stored:
             fragments, size = fragments + 1, size + fragment.length
         return fragments, size
 
+    def forget_below(self, offset: int) -> None:
+        """Another broker deletes the fragments that end at or below an offset: let ours go, too."""
+        self.trimmed = max(self.trimmed, offset)
+        while (entry := self.index.lookup(0)[0]) is not None and entry.fragment.end <= offset:
+            if isinstance(entry.payload, InSpool) and not self._drop_unpersisted(entry.payload.path):
+                break  # under construction
+            self.index.discard(entry.fragment)
+        self._notify()
+
     def _notify(self) -> None:
         if self._changed is not None:
             self._changed.set()
@@ -227,11 +238,11 @@ class Stored:
                 return True
         return False
 
-    async def _persist(self, file: SpoolFile) -> None:
+    async def _persist(self, file: SpoolFile, by_synchronising: bool) -> None:
         """Put a closed fragment into the store, however long that takes; then let its file go."""
         attempt = 0
         if self.following and self._with.clustered:
-            await self._while_the_primary_may()
+            await self._while_the_primary_may(SYNCHRONISERS_WAIT if by_synchronising else FOLLOWERS_WAIT)
         while file in self._unpersisted:
             try:
                 stored = await self._put(file)
@@ -261,12 +272,12 @@ class Stored:
             with suppress(FileNotFoundError):
                 self._with.shop.disk.remove(file.path)
 
-    async def _while_the_primary_may(self) -> None:
+    async def _while_the_primary_may(self, seconds: tuple[float, float]) -> None:
         """One upload of a fragment is enough; that all replicas wait for different times keeps it so."""
         if self._hurried is None:
             self._hurried = asyncio.Event()
         with suppress(TimeoutError):
-            async with asyncio.timeout(random.uniform(*FOLLOWERS_WAIT)):
+            async with asyncio.timeout(random.uniform(*seconds)):
                 await self._hurried.wait()
 
     async def persisted(self) -> None:

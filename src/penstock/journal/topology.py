@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from typing import Protocol
 
 from penstock.journal import keys
 from penstock.journal.keys import Assignment, MemberId
@@ -17,6 +18,28 @@ from penstock.journal.keyspace import LocalKeySpace, Transaction
 from penstock.journal.protocol import ApplyRequest, BrokerSpec, JournalSpec, Route
 from penstock.journal.suspension import FULL
 from penstock.journal.uncancelled import uncancelled
+
+
+class Topology(Protocol):
+    """What a broker wants to know of the key space, and how it changes it."""
+
+    def journals(self) -> Iterable[tuple[str, JournalSpec]]: ...
+
+    def serves(self, journal: str) -> bool:
+        """Whether the journal is assigned to us."""
+        ...
+
+    def trimmed(self, journal: str) -> int:
+        """Below which offset the journal was trimmed."""
+        ...
+
+    async def announce(self, endpoint: str) -> None: ...
+
+    async def apply(self, changes: Sequence[ApplyRequest.Change]) -> bool: ...
+
+    async def suspend(self, known: JournalSpec, suspend: JournalSpec.Suspend) -> None: ...
+
+    async def trim(self, journal: str, offset: int) -> None: ...
 
 
 class LocalTopology:
@@ -54,6 +77,9 @@ class LocalTopology:
     def journals(self) -> Iterable[tuple[str, JournalSpec]]:
         for key, entry in self.keyspace.under(keys.ITEMS):
             yield key.removeprefix(keys.ITEMS), JournalSpec.FromString(entry.value)
+
+    def serves(self, journal: str) -> bool:
+        return any(True for _ in self.keyspace.under(keys.assignments_of(journal)))
 
     def trimmed(self, journal: str) -> int:
         entry = self.keyspace.get(keys.trim_key(journal))

@@ -20,6 +20,7 @@ import grpc.aio
 
 from penstock.base.errors import PenstockError
 from penstock.journal import methods
+from penstock.journal.appending import NotInChargeError, StoppedServingError
 from penstock.journal.auth import Authorizer, UnauthenticatedError
 from penstock.journal.claims import EVERYTHING, Capability, Claims
 from penstock.journal.metrics import Metrics
@@ -32,6 +33,7 @@ from penstock.journal.protocol import (
     ReadResponse,
     Status,
 )
+from penstock.journal.replication import ReplicationError
 from penstock.journal.service import Service
 
 log = logging.getLogger(__name__)
@@ -265,6 +267,10 @@ async def _refuse(error: BaseException, context: Context) -> None:
         code = grpc.StatusCode.UNAUTHENTICATED
     elif isinstance(error, TimeoutError):
         code = grpc.StatusCode.DEADLINE_EXCEEDED
+    elif isinstance(error, (ReplicationError, NotInChargeError, StoppedServingError)):
+        code = (
+            grpc.StatusCode.UNAVAILABLE
+        )  # what was asked for may have been done, and may be asked for again
     else:
         code = grpc.StatusCode.UNKNOWN
     await context.abort(code, str(error))

@@ -28,6 +28,7 @@ from penstock.journal.cluster import proxy
 from penstock.journal.cluster.advertise import Advertising, stored_route
 from penstock.journal.cluster.peers import Peers
 from penstock.journal.cluster.pipeline import Pipelines
+from penstock.journal.cluster.reading import Reading
 from penstock.journal.cluster.survey import Surveyor
 from penstock.journal.flow import FlowLimits
 from penstock.journal.keys import Assignment, MemberId
@@ -123,6 +124,7 @@ class Node:
             nested=lambda journal: (),
             clustered=True,
         )
+        self.reading = Reading(self.peers, member, self._threads, asyncio.Event())
         self.resolver = Resolver(self.view, Identity(member, 7, 8), self.replicas.get)
         self.pipelines = Pipelines(self.peers, member, self._spawn, self._threads, self.broken.append)
         self.appending = Appending(
@@ -212,6 +214,7 @@ class Node:
     async def read(self, request: ReadRequest, claims: Claims) -> AsyncIterator[ReadResponse]:
         resolution = await self.resolver.resolve(request.journal, claims)
         assert resolution.replica is not None
+        await self.reading.until_known(resolution.replica, request)
         async for response in read.read(request, resolution.replica, resolution.header, self._threads):
             yield response
 

@@ -63,10 +63,13 @@ def test_in_the_steady_state_an_append_is_one_round_trip(tmp_path: Path) -> None
                 await cluster["a"].append_bytes(b"one round trip")
             assert [stream.answered for stream in streams] == [count + 10 for count in answered]
             for name in "bc":
-                assert cluster[name].received == ["content", "proposal"] * 10
+                assert cluster[name].received.count("content") == 10
+                # One of each that is answered, and at most one that is not: it tells what all have by now.
+                assert 10 <= cluster[name].received.count("proposal") <= 21
+                assert "proposal with header" not in cluster[name].received
             # A barrier has nothing but the proposal, and is acknowledged all the same.
             require_ok(await cluster["a"].append_bytes(b""))
-            assert cluster["b"].received[20:] == ["proposal"]
+            assert [stream.answered for stream in streams] == [count + 11 for count in answered]
             assert cluster.advertised == [JOURNAL], "the route that was agreed on is told once"
 
     in_loop(test)

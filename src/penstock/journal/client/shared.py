@@ -22,7 +22,13 @@ from penstock.base.errors import PenstockError
 from penstock.journal.client.connection import Metadata
 from penstock.journal.client.errors import BrokerGoneError, ProtocolError, TimedOutError, translated
 from penstock.journal.client.routes import Line, connected
-from penstock.journal.protocol import AppendBatch, AppendBatchResult, AppendRequest, AppendResponse
+from penstock.journal.protocol import (
+    AppendBatch,
+    AppendBatchResult,
+    AppendRequest,
+    AppendResponse,
+    AppendResult,
+)
 
 ANSWER_TIMEOUT = 60.0
 """Seconds without an answer to anything in flight after which a connection counts as lost."""
@@ -203,7 +209,7 @@ class SharedAppends:
                     if future.done():
                         continue
                     if result.error:
-                        future.set_exception(PenstockError(f"the broker refused: {result.error}"))
+                        future.set_exception(_broken_off(result))
                     else:
                         future.set_result(result.response)
                 self._room.set()
@@ -230,6 +236,12 @@ class SharedAppends:
                 )
         self._flight.clear()
         self._queue.clear()
+
+
+def _broken_off(result: AppendResult) -> PenstockError:
+    if result.in_doubt:
+        return BrokerGoneError(f"the broker broke an append off: {result.error}")
+    return PenstockError(f"the broker refused: {result.error}")
 
 
 async def takes_batches(line: Line, metadata: Metadata) -> bool:

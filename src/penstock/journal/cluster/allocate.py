@@ -104,6 +104,12 @@ class Allocation:
         """Whether no journal is assigned to us."""
         return not self._picture.load(self._me)
 
+    @property
+    def may_drain(self) -> bool:
+        """Whether the others have room for all that we serve, by their limits and by their number."""
+        state = self._picture.state()
+        return not state.limits.get(self._me, 0)
+
     async def drained(self) -> None:
         """Return when this broker is on its way out, or no member any more, and nothing is assigned to it."""
         await self._empty.wait()

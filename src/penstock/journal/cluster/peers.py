@@ -29,6 +29,10 @@ from penstock.journal.protocol import (
     ReadRequest,
     ReadResponse,
     ReplicateResponse,
+    RollRequest,
+    RollResponse,
+    TrimRequest,
+    TrimResponse,
 )
 from penstock.journal.tls import ClientTls
 
@@ -88,6 +92,27 @@ class Peers:
             path, request_serializer=write, response_deserializer=read
         )
         return call(metadata=self._authorized(Capability.APPEND, journal, _PROXIED_LIFETIME))
+
+    async def append_whole(self, endpoint: str, request: AppendRequest) -> AppendResponse:
+        path, write, read = methods.APPEND_WHOLE.for_channels
+        call = self._channel(endpoint).unary_unary(path, request_serializer=write, response_deserializer=read)
+        return await call(
+            request, metadata=self._authorized(Capability.APPEND, request.journal, _PROXIED_LIFETIME)
+        )
+
+    async def trim(self, endpoint: str, request: TrimRequest) -> TrimResponse:
+        path, write, read = methods.TRIM.for_channels
+        call = self._channel(endpoint).unary_unary(path, request_serializer=write, response_deserializer=read)
+        return await call(
+            request, metadata=self._authorized(Capability.APPLY, request.journal, _PROXIED_LIFETIME)
+        )
+
+    async def roll(self, endpoint: str, request: RollRequest) -> RollResponse:
+        path, write, read = methods.ROLL.for_channels
+        call = self._channel(endpoint).unary_unary(path, request_serializer=write, response_deserializer=read)
+        return await call(
+            request, metadata=self._authorized(Capability.APPLY, request.journal, _PROXIED_LIFETIME)
+        )
 
     def read(self, endpoint: str, request: ReadRequest, metadata: Metadata = ()) -> ReadCall:
         path, write, read = methods.READ.for_channels

@@ -41,6 +41,8 @@ from penstock.journal.resolver import Resolution
 from penstock.journal.spool import Outcome, empty_fragment
 from penstock.journal.spoolfile import SpoolFile, require_fitting
 
+SETTLING = 5.0
+"""Seconds that acknowledgements have to come in, of a pipeline that is closed in order."""
 CHUNK = 1 << 20
 """Content of one message; a client's may be larger than what a peer receives at once."""
 MAX_AGE = TOKEN_LIFETIME / 2
@@ -140,6 +142,7 @@ class PeerPipeline(Pipeline):
         "_replica",
         "_sent",
         "_streams",
+        "_told",
         "_waiting",
     )
 
@@ -163,6 +166,8 @@ class PeerPipeline(Pipeline):
         self._failure: ReplicationError | None = None
         self._sent = 0
         """Bytes of content sent that no proposal has committed."""
+        self._told = -1
+        """Below this every replica has everything; -1: they do not agree yet."""
         self._proposed = replica.local.fragment
         self._local_ticket = 0
         self._streams = tuple(
@@ -196,6 +201,7 @@ class PeerPipeline(Pipeline):
         await self.gather(self._number)
         self.local.withhold()
         self._header = header
+        self._told = -1
         number = self._synchronising(proposal, registers)
         self._proposed = proposal
         outcome, self._local_ticket = await self.local.propose(proposal, registers)
@@ -217,11 +223,13 @@ class PeerPipeline(Pipeline):
             return next_proposal(self._proposed, mismatches)
         self.local.synchronised(self._header.etcd.revision)
         self.local.release(gated=True)
+        self._told = self._proposed.end
+        self._tell()
         return None
 
     def _synchronising(self, proposal: Fragment, registers: LabelSet) -> int:
         """Send a proposal that peers may disagree with; the first one tells them the route it is for."""
-        request = _proposal(proposal, registers, acknowledge=True)
+        request = self._proposal(proposal, registers, acknowledge=True)
         self._require_sound()
         for stream in self._streams:
             if not self._headed:
@@ -258,7 +266,7 @@ class PeerPipeline(Pipeline):
     async def propose(self, proposal: Fragment, registers: LabelSet) -> int:
         """Begin another fragment, once all that is in this one is acknowledged."""
         await self.gather(self._number)
-        self._broadcast(_proposal(proposal, registers, acknowledge=False).SerializeToString())
+        self._broadcast(self._proposal(proposal, registers, acknowledge=False).SerializeToString())
         outcome, self._local_ticket = await self.local.propose(proposal, registers)
         assert outcome is not Outcome.MISMATCH, "our own proposal is made from our own spool"
         return self._number
@@ -267,7 +275,8 @@ class PeerPipeline(Pipeline):
         content = memoryview(chunk)
         for at in range(0, len(content), CHUNK):
             piece = bytes(content[at : at + CHUNK])
-            message = ReplicateRequest(content=piece, content_delta=self._sent).SerializeToString()
+            request = ReplicateRequest(content=piece, content_delta=self._sent, confirmed=self._told)
+            message = request.SerializeToString()
             for stream in self._streams:
                 if not stream.has_room:
                     await stream.room()
@@ -278,7 +287,7 @@ class PeerPipeline(Pipeline):
         """With nothing to commit it is a barrier, which every replica acknowledges as well."""
         local = self.local
         require_fitting(local.journal, registers)
-        request = _proposal(local.spool.next(), registers, acknowledge=True)
+        request = self._proposal(local.spool.next(), registers, acknowledge=True)
         self._broadcast(request.SerializeToString(), answered=True)
         self._number += 1
         self._sent = 0
@@ -292,7 +301,7 @@ class PeerPipeline(Pipeline):
     def roll_back(self) -> None:
         if self._sent:
             self._sent = 0
-            proposal = _proposal(self.local.fragment, self.local.registers, acknowledge=False)
+            proposal = self._proposal(self.local.fragment, self.local.registers, acknowledge=False)
             with suppress(ReplicationError):  # a stream that has ended was rolled back by its end
                 self._broadcast(proposal.SerializeToString())
         self.local.roll_back()
@@ -305,6 +314,11 @@ class PeerPipeline(Pipeline):
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append((ticket, turn))
         await turn
+
+    async def settled(self) -> None:
+        with suppress(ReplicationError, TimeoutError):
+            async with asyncio.timeout(SETTLING):
+                await self.gather(self._number)
 
     def close(self) -> None:
         """Our spool is free at once; what was sent may still be acknowledged."""
@@ -336,9 +350,11 @@ class PeerPipeline(Pipeline):
                 await self.local.durable(commit.ticket)
                 self._pending.popleft()
                 self._confirmed = commit.number
+                self._told = max(self._told, commit.fragment.end)
                 if commit.file is not None and commit.fragment.length:
                     self.local.publish(commit.fragment, commit.file)
                 self._wake(None)
+            self._tell()
         except (PenstockError, OSError) as error:
             self._failure = ReplicationError(
                 f"{self.local.journal}: not every replica has acknowledged: {error}"
@@ -360,9 +376,20 @@ class PeerPipeline(Pipeline):
             else:
                 turn.set_exception(failure)
 
+    def _tell(self) -> None:
+        """Have replicas know what all have. While content is on its way they learn it from that."""
+        if not self._sent:
+            proposal = self._proposal(self.local.fragment, self.local.registers, acknowledge=False)
+            with suppress(ReplicationError):
+                self._broadcast(proposal.SerializeToString())
+
+    def _proposal(self, fragment: Fragment, registers: LabelSet, *, acknowledge: bool) -> ReplicateRequest:
+        return ReplicateRequest(
+            proposal=fragment.to_proto(),
+            registers=registers,
+            acknowledge=acknowledge,
+            confirmed=self._told,
+        )
+
     def _on_broken(self, error: ReplicationError) -> None:
         self._made_by.broken(self.local.journal)
-
-
-def _proposal(fragment: Fragment, registers: LabelSet, *, acknowledge: bool) -> ReplicateRequest:
-    return ReplicateRequest(proposal=fragment.to_proto(), registers=registers, acknowledge=acknowledge)

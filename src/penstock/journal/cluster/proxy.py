@@ -25,6 +25,10 @@ from penstock.journal.protocol import (
     Header,
     ReadRequest,
     ReadResponse,
+    RollRequest,
+    RollResponse,
+    TrimRequest,
+    TrimResponse,
 )
 
 
@@ -34,6 +38,8 @@ class ProxyError(PenstockError):
     def __init__(self, endpoint: str, error: grpc.aio.AioRpcError) -> None:
         super().__init__(error.details() or f"{endpoint}: {error.code().name}")
         self.code = error.code()
+        self.harmless = (error.details() or "").startswith("failed to connect to all addresses")
+        """Whether it is certain that nothing was done."""
 
 
 async def append(
@@ -76,6 +82,36 @@ async def _relay(
 
 async def _answer(call: grpc.aio.StreamUnaryCall[AppendRequest | Content, AppendResponse]) -> AppendResponse:
     return await call
+
+
+async def append_whole(peers: Peers, header: Header, request: AppendRequest) -> AppendResponse:
+    """As `append`, of one that came in one message."""
+    endpoint = primary_of(header)
+    proxied = AppendRequest()
+    proxied.CopyFrom(request)
+    proxied.header.CopyFrom(header)
+    try:
+        return await peers.append_whole(endpoint, proxied)
+    except grpc.aio.AioRpcError as error:
+        raise ProxyError(endpoint, error) from error
+
+
+async def trim(peers: Peers, header: Header, request: TrimRequest) -> TrimResponse:
+    """To the primary."""
+    endpoint = primary_of(header)
+    try:
+        return await peers.trim(endpoint, request)
+    except grpc.aio.AioRpcError as error:
+        raise ProxyError(endpoint, error) from error
+
+
+async def roll(peers: Peers, header: Header, request: RollRequest) -> RollResponse:
+    """To the primary."""
+    endpoint = primary_of(header)
+    try:
+        return await peers.roll(endpoint, request)
+    except grpc.aio.AioRpcError as error:
+        raise ProxyError(endpoint, error) from error
 
 
 async def read(

@@ -1,8 +1,10 @@
 """A spool that a crash left, compared with what the other replicas and the stores have (DESIGN, 10).
 
-Done while all replicas are locked by one synchronisation, so that nobody writes meanwhile. What nobody contradicts
-takes part in the synchronisation like any other spool. What is contradicted, by a store or by a replica that took part
-in a later synchronisation, is set aside and reported; the broker then begins as one that never had the journal.
+Done while all replicas are locked by one synchronisation, so that nobody writes meanwhile, and again at the next one if
+that comes to nothing: others may be there then who know better. What nobody contradicts takes part in the
+synchronisation like any other spool. What is contradicted, by a store or by a replica that took part in a later
+synchronisation, is set aside and reported, with all behind it; of what is before it the broker may be the last to have
+a copy. It then begins as one that never had the journal.
 """
 
 from __future__ import annotations
@@ -50,31 +52,41 @@ async def examine(replica: Replica, others: Sequence[Peer], peers: Peers, thread
         raise NotSynchronisedError(
             f"{replica.spec.name}: what a crash left cannot be compared with what others have: {told}"
         ) from error
-    if not contradiction:
-        replica.local.quarantined = False
-        return
-    paths = await replica.local.set_aside()
+    if contradiction is None:
+        return  # it is compared again, with whoever is there then, until all have agreed
+    paths = await replica.local.set_aside(contradiction.offset)
     replica.set_aside += paths
     log.error(
         "%s: a spool that a crash left is not what the journal has (%s); set aside: %s",
         replica.spec.name,
-        contradiction,
+        contradiction.reason,
         ", ".join(str(path) for path in paths) or "an empty one",
     )
 
 
+class Contradiction(NamedTuple):
+    """From which offset on what we have is wrong, and who says so."""
+
+    offset: int
+    reason: str
+
+
 async def _contradiction(
     replica: Replica, others: Sequence[Peer], peers: Peers, threads: Executor
-) -> str | None:
-    """Who says otherwise; None if nobody does. The stores last: what a peer has no more is there by then."""
+) -> Contradiction | None:
+    """The first of all; None if nobody says otherwise. The stores last: what a peer has no more is there by then."""
     files = [file for file in replica.local.files if file.fragment.length]
     spans = [(file.fragment.begin, file.fragment.end) for file in files]
     request = SurveyRequest(replica.spec.name, spans)
     surveys = await asyncio.gather(*(_once_locked(peer, request, peers) for peer in others))
+    found: list[Contradiction] = []
     for peer, survey in zip(others, surveys, strict=True):
-        if await _yields(replica, survey, threads):
-            return f"{peer.member.zone}/{peer.member.suffix} has other bytes, of a later synchronisation"
-    return await _contradicted_by_store(replica, threads)
+        offset = await _yields(replica, survey, threads)
+        if offset is not None:
+            who = f"{peer.member.zone}/{peer.member.suffix}"
+            found.append(Contradiction(offset, f"{who} has other bytes, of a later synchronisation"))
+    stored = await _contradicted_by_store(replica, threads)
+    return min(found if stored is None else [*found, stored], default=None)
 
 
 async def _once_locked(peer: Peer, request: SurveyRequest, peers: Peers) -> Survey:
@@ -83,22 +95,23 @@ async def _once_locked(peer: Peer, request: SurveyRequest, peers: Peers) -> Surv
     return survey
 
 
-async def _yields(replica: Replica, survey: Survey, threads: Executor) -> bool:
-    """Whether we are wrong by this survey."""
+async def _yields(replica: Replica, survey: Survey, threads: Executor) -> int | None:
+    """From where on we are wrong by this survey."""
     spans = [(part.begin, part.end) for part in survey.parts]
     ours = await parts_of(replica.local.files, spans, threads)
     empty = not any(file.fragment.length for file in replica.local.files)
     return yields(replica.local.epoch, replica.local.spool.end, ours, survey, empty=empty)
 
 
-def yields(epoch: int, end: int, ours: Sequence[Part], survey: Survey, *, empty: bool) -> bool:
-    """Whether what was recovered, synchronised last at `epoch`, is contradicted by who knows better.
+def yields(epoch: int, end: int, ours: Sequence[Part], survey: Survey, *, empty: bool) -> int | None:
+    """From where on what was recovered, synchronised last at `epoch`, is contradicted by who knows better, if it is.
 
     One that is `empty` has an offset and nothing else: of that, too, the later synchronisation knows more.
     """
     later = survey.epoch > epoch
     if empty:
-        return later and survey.end < end
+        return 0 if later and survey.end < end else None
+    wrong: list[int] = []
     own = {(part.begin, part.end): part.sum for part in ours}
     for part in survey.parts:
         if own.get((part.begin, part.end), part.sum) == part.sum:
@@ -109,11 +122,11 @@ def yields(epoch: int, end: int, ours: Sequence[Part], survey: Survey, *, empty:
                 hint="keep both brokers' spools, and set one of them aside by hand",
             )
         if later:
-            return True
-    return False
+            wrong.append(part.begin)
+    return min(wrong, default=None)
 
 
-async def _contradicted_by_store(replica: Replica, threads: Executor) -> str | None:
+async def _contradicted_by_store(replica: Replica, threads: Executor) -> Contradiction | None:
     if not replica.spec.fragment.stores:
         return None
     await replica.refresh()
@@ -134,5 +147,5 @@ async def _contradicted_by_store(replica: Replica, threads: Executor) -> str | N
                 stored = summer.digest()
             (ours,) = await parts_of([file], [(begin, end)], threads)
             if ours.sum != stored:
-                return f"{fragment.backing_store} has other bytes in [{begin}, {end})"
+                return Contradiction(begin, f"{fragment.backing_store} has other bytes in [{begin}, {end})")
     return None

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="type-arg"
 import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
@@ -295,7 +294,7 @@ class AppendResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[Header, _Mapping]] = ..., commit: _Optional[_Union[Fragment, _Mapping]] = ..., registers: _Optional[_Union[LabelSet, _Mapping]] = ..., total_chunks: _Optional[int] = ..., delayed_chunks: _Optional[int] = ..., store_health_error: _Optional[str] = ...) -> None: ...
 
 class ReplicateRequest(_message.Message):
-    __slots__ = ("header", "deprecated_journal", "proposal", "content", "content_delta", "acknowledge", "registers")
+    __slots__ = ("header", "deprecated_journal", "proposal", "content", "content_delta", "acknowledge", "registers", "confirmed")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     DEPRECATED_JOURNAL_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
@@ -303,6 +302,7 @@ class ReplicateRequest(_message.Message):
     CONTENT_DELTA_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
     REGISTERS_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_FIELD_NUMBER: _ClassVar[int]
     header: Header
     deprecated_journal: str
     proposal: Fragment
@@ -310,7 +310,8 @@ class ReplicateRequest(_message.Message):
     content_delta: int
     acknowledge: bool
     registers: LabelSet
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., deprecated_journal: _Optional[str] = ..., proposal: _Optional[_Union[Fragment, _Mapping]] = ..., content: _Optional[bytes] = ..., content_delta: _Optional[int] = ..., acknowledge: bool = ..., registers: _Optional[_Union[LabelSet, _Mapping]] = ...) -> None: ...
+    confirmed: int
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., deprecated_journal: _Optional[str] = ..., proposal: _Optional[_Union[Fragment, _Mapping]] = ..., content: _Optional[bytes] = ..., content_delta: _Optional[int] = ..., acknowledge: bool = ..., registers: _Optional[_Union[LabelSet, _Mapping]] = ..., confirmed: _Optional[int] = ...) -> None: ...
 
 class ReplicateResponse(_message.Message):
     __slots__ = ("status", "header", "fragment", "registers")

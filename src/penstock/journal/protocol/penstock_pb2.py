@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from penstock.journal.protocol import journal_pb2 as penstock_dot_journal_dot_protocol_dot_journal__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(penstock/journal/protocol/penstock.proto\x12\x08penstock\x1a\'penstock/journal/protocol/journal.proto\"^\n\x0b\x41ppendBatch\x12(\n\x07\x61ppends\x18\x01 \x03(\x0b\x32\x17.protocol.AppendRequest\x12\x13\n\x0bindependent\x18\x02 \x01(\x08\x12\x10\n\x08unsummed\x18\x03 \x01(\x08\"<\n\x11\x41ppendBatchResult\x12\'\n\x07results\x18\x01 \x03(\x0b\x32\x16.penstock.AppendResult\"I\n\x0c\x41ppendResult\x12*\n\x08response\x18\x01 \x01(\x0b\x32\x18.protocol.AppendResponse\x12\r\n\x05\x65rror\x18\x02 \x01(\t\".\n\x0bTrimRequest\x12\x0f\n\x07journal\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\"\x83\x01\n\x0cTrimResponse\x12 \n\x06status\x18\x01 \x01(\x0e\x32\x10.protocol.Status\x12 \n\x06header\x18\x02 \x01(\x0b\x32\x10.protocol.Header\x12\r\n\x05\x62\x65gin\x18\x03 \x01(\x03\x12\x11\n\tfragments\x18\x04 \x01(\x03\x12\r\n\x05\x62ytes\x18\x05 \x01(\x03\"\x1e\n\x0bRollRequest\x12\x0f\n\x07journal\x18\x01 \x01(\t\"b\n\x0cRollResponse\x12 \n\x06status\x18\x01 \x01(\x0e\x32\x10.protocol.Status\x12 \n\x06header\x18\x02 \x01(\x0b\x32\x10.protocol.Header\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"<\n\rLocateRequest\x12\x0f\n\x07journal\x18\x01 \x01(\t\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x03\"e\n\x0eLocateResponse\x12 \n\x06status\x18\x01 \x01(\x0e\x32\x10.protocol.Status\x12\x1d\n\x05spans\x18\x02 \x03(\x0b\x32\x0e.penstock.Span\x12\x12\n\nwrite_head\x18\x03 \x01(\x03\"y\n\x04Span\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x03\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x10\n\x08position\x18\x04 \x01(\x03\x12\x35\n\x11\x63ompression_codec\x18\x05 \x01(\x0e\x32\x1a.protocol.CompressionCodec2\xc4\x01\n\x05Local\x12;\n\x06\x41ppend\x12\x17.protocol.AppendRequest\x1a\x18.protocol.AppendResponse\x12\x41\n\x07\x41ppends\x12\x15.penstock.AppendBatch\x1a\x1b.penstock.AppendBatchResult(\x01\x30\x01\x12;\n\x06Locate\x12\x17.penstock.LocateRequest\x1a\x18.penstock.LocateResponse2{\n\x0bMaintenance\x12\x35\n\x04Trim\x12\x15.penstock.TrimRequest\x1a\x16.penstock.TrimResponse\x12\x35\n\x04Roll\x12\x15.penstock.RollRequest\x1a\x16.penstock.RollResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(penstock/journal/protocol/penstock.proto\x12\x08penstock\x1a\'penstock/journal/protocol/journal.proto\"^\n\x0b\x41ppendBatch\x12(\n\x07\x61ppends\x18\x01 \x03(\x0b\x32\x17.protocol.AppendRequest\x12\x13\n\x0bindependent\x18\x02 \x01(\x08\x12\x10\n\x08unsummed\x18\x03 \x01(\x08\"<\n\x11\x41ppendBatchResult\x12\'\n\x07results\x18\x01 \x03(\x0b\x32\x16.penstock.AppendResult\"[\n\x0c\x41ppendResult\x12*\n\x08response\x18\x01 \x01(\x0b\x32\x18.protocol.AppendResponse\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x10\n\x08in_doubt\x18\x03 \x01(\x08\".\n\x0bTrimRequest\x12\x0f\n\x07journal\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\"\x83\x01\n\x0cTrimResponse\x12 \n\x06status\x18\x01 \x01(\x0e\x32\x10.protocol.Status\x12 \n\x06header\x18\x02 \x01(\x0b\x32\x10.protocol.Header\x12\r\n\x05\x62\x65gin\x18\x03 \x01(\x03\x12\x11\n\tfragments\x18\x04 \x01(\x03\x12\r\n\x05\x62ytes\x18\x05 \x01(\x03\"\x1e\n\x0bRollRequest\x12\x0f\n\x07journal\x18\x01 \x01(\t\"b\n\x0cRollResponse\x12 \n\x06status\x18\x01 \x01(\x0e\x32\x10.protocol.Status\x12 \n\x06header\x18\x02 \x01(\x0b\x32\x10.protocol.Header\x12\x0e\n\x06offset\x18\x03 \x01(\x03\"<\n\rLocateRequest\x12\x0f\n\x07journal\x18\x01 \x01(\t\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x03\"e\n\x0eLocateResponse\x12 \n\x06status\x18\x01 \x01(\x0e\x32\x10.protocol.Status\x12\x1d\n\x05spans\x18\x02 \x03(\x0b\x32\x0e.penstock.Span\x12\x12\n\nwrite_head\x18\x03 \x01(\x03\"y\n\x04Span\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x03\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x10\n\x08position\x18\x04 \x01(\x03\x12\x35\n\x11\x63ompression_codec\x18\x05 \x01(\x0e\x32\x1a.protocol.CompressionCodec2\xc4\x01\n\x05Local\x12;\n\x06\x41ppend\x12\x17.protocol.AppendRequest\x1a\x18.protocol.AppendResponse\x12\x41\n\x07\x41ppends\x12\x15.penstock.AppendBatch\x1a\x1b.penstock.AppendBatchResult(\x01\x30\x01\x12;\n\x06Locate\x12\x17.penstock.LocateRequest\x1a\x18.penstock.LocateResponse2{\n\x0bMaintenance\x12\x35\n\x04Trim\x12\x15.penstock.TrimRequest\x1a\x16.penstock.TrimResponse\x12\x35\n\x04Roll\x12\x15.penstock.RollRequest\x1a\x16.penstock.RollResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,23 +37,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_APPENDBATCHRESULT']._serialized_start=191
   _globals['_APPENDBATCHRESULT']._serialized_end=251
   _globals['_APPENDRESULT']._serialized_start=253
-  _globals['_APPENDRESULT']._serialized_end=326
-  _globals['_TRIMREQUEST']._serialized_start=328
-  _globals['_TRIMREQUEST']._serialized_end=374
-  _globals['_TRIMRESPONSE']._serialized_start=377
-  _globals['_TRIMRESPONSE']._serialized_end=508
-  _globals['_ROLLREQUEST']._serialized_start=510
-  _globals['_ROLLREQUEST']._serialized_end=540
-  _globals['_ROLLRESPONSE']._serialized_start=542
-  _globals['_ROLLRESPONSE']._serialized_end=640
-  _globals['_LOCATEREQUEST']._serialized_start=642
-  _globals['_LOCATEREQUEST']._serialized_end=702
-  _globals['_LOCATERESPONSE']._serialized_start=704
-  _globals['_LOCATERESPONSE']._serialized_end=805
-  _globals['_SPAN']._serialized_start=807
-  _globals['_SPAN']._serialized_end=928
-  _globals['_LOCAL']._serialized_start=931
-  _globals['_LOCAL']._serialized_end=1127
-  _globals['_MAINTENANCE']._serialized_start=1129
-  _globals['_MAINTENANCE']._serialized_end=1252
+  _globals['_APPENDRESULT']._serialized_end=344
+  _globals['_TRIMREQUEST']._serialized_start=346
+  _globals['_TRIMREQUEST']._serialized_end=392
+  _globals['_TRIMRESPONSE']._serialized_start=395
+  _globals['_TRIMRESPONSE']._serialized_end=526
+  _globals['_ROLLREQUEST']._serialized_start=528
+  _globals['_ROLLREQUEST']._serialized_end=558
+  _globals['_ROLLRESPONSE']._serialized_start=560
+  _globals['_ROLLRESPONSE']._serialized_end=658
+  _globals['_LOCATEREQUEST']._serialized_start=660
+  _globals['_LOCATEREQUEST']._serialized_end=720
+  _globals['_LOCATERESPONSE']._serialized_start=722
+  _globals['_LOCATERESPONSE']._serialized_end=823
+  _globals['_SPAN']._serialized_start=825
+  _globals['_SPAN']._serialized_end=946
+  _globals['_LOCAL']._serialized_start=949
+  _globals['_LOCAL']._serialized_end=1145
+  _globals['_MAINTENANCE']._serialized_start=1147
+  _globals['_MAINTENANCE']._serialized_end=1270
 # @@protoc_insertion_point(module_scope)

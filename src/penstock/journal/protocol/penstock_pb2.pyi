@@ -1,4 +1,3 @@
-# mypy: disable-error-code="type-arg"
 from penstock.journal.protocol import journal_pb2 as _journal_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -25,12 +24,14 @@ class AppendBatchResult(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[AppendResult, _Mapping]]] = ...) -> None: ...
 
 class AppendResult(_message.Message):
-    __slots__ = ("response", "error")
+    __slots__ = ("response", "error", "in_doubt")
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    IN_DOUBT_FIELD_NUMBER: _ClassVar[int]
     response: _journal_pb2.AppendResponse
     error: str
-    def __init__(self, response: _Optional[_Union[_journal_pb2.AppendResponse, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+    in_doubt: bool
+    def __init__(self, response: _Optional[_Union[_journal_pb2.AppendResponse, _Mapping]] = ..., error: _Optional[str] = ..., in_doubt: bool = ...) -> None: ...
 
 class TrimRequest(_message.Message):
     __slots__ = ("journal", "offset")

@@ -1,0 +1,132 @@
+"""Brokers in a cluster, as real processes over a real etcd: appends, reads, failover, hand-over.
+
+One cluster of four brokers in two zones serves all tests here; each has a journal of its own, and leaves all brokers
+running.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.journal.client import JournalError
+from penstock.journal.protocol import ApplyRequest, Status
+
+from .checker import Checker, checked
+from .processes import Running, cluster, until
+
+pytestmark = pytest.mark.xdist_group("cluster")
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+def test_every_broker_answers_for_every_journal(four: Running) -> None:
+    four.create("every/broker")
+    members = four.members("every/broker")
+    assert len(members) == 3
+    assert {four[name].zone for name in members} == {"x", "y"}
+    landed = 0
+    for broker in four.brokers.values():
+        with broker.client() as client:
+            appended = client.append("every/broker", broker.id.encode())
+            assert appended.begin == landed
+            landed = appended.end
+    for broker in four.brokers.values():
+        with broker.client() as client:
+            assert client.read_bytes("every/broker", 0, landed) == b"broker-abroker-bbroker-cbroker-d"
+            assert client.head("every/broker") == landed
+            assert next(found.spec.begin for found in client.fragments("every/broker")) == 0
+            assert "every/broker" in {found.spec.name for found in client.list()}
+
+
+def test_specs_are_changed_at_any_broker_and_seen_by_all(four: Running) -> None:
+    four.create("some/spec", replication=1)
+    found = four.listed("some/spec")
+    found.spec.max_append_rate = 1 << 20
+    change = ApplyRequest.Change(expect_mod_revision=found.mod_revision, upsert=found.spec)
+    with four["b"].client() as client:
+        assert client.apply([change])
+    with four["c"].client() as client:
+        assert not client.apply([change]), "the revision has moved on"
+
+    def is_seen(name: str) -> bool:
+        with four[name].client() as client:
+            [spec] = [one.spec for one in client.list() if one.spec.name == "some/spec"]
+            return spec.max_append_rate == 1 << 20
+
+    for name in four.brokers:
+        until(lambda name=name: is_seen(name))  # type: ignore[misc]
+    with four["d"].client() as client:
+        assert client.apply([ApplyRequest.Change(expect_mod_revision=-1, delete="some/spec")])
+
+    def is_gone() -> bool:
+        with four["a"].client() as client, pytest.raises(JournalError) as caught:
+            client.append("some/spec", b"too late")
+        return caught.value.status == Status.JOURNAL_NOT_FOUND
+
+    until(is_gone)
+
+
+def test_trims_and_rolls_are_passed_on_and_hold_everywhere(four: Running) -> None:
+    four.create("trimmed/journal")
+    other = next(name for name in four.brokers if name not in four.members("trimmed/journal"))
+    with four[other].client() as client:
+        client.append("trimmed/journal", b"gone")
+        middle = client.roll("trimmed/journal").offset
+        end = client.append("trimmed/journal", b"kept").end
+        assert client.trim("trimmed/journal", middle).begin == middle
+    for name, broker in four.brokers.items():
+
+        def begins(name: str = name) -> bool:
+            with four[name].client() as client:
+                return client.begin("trimmed/journal") == middle
+
+        until(begins)
+        with broker.client() as client:
+            assert client.read_bytes("trimmed/journal", middle, end) == b"kept"
+
+
+def test_after_a_primary_was_killed_others_go_on_and_nothing_is_lost(four: Running) -> None:
+    four.create("killed/primary")
+    with checked(four, "killed/primary") as checker:
+        primary = four.members("killed/primary")[0]
+        four[primary].kill()
+        checker.progress()
+        four[primary].start()
+        until(lambda: len(four.members("killed/primary")) == 3)
+
+
+def test_a_broker_that_is_told_to_end_hands_over_and_no_append_fails(four: Running) -> None:
+    four.create("handed/over")
+    with checked(four, "handed/over") as checker:
+        primary = four.members("handed/over")[0]
+        begun = time.monotonic()
+        assert four[primary].stop() == 0
+        took = time.monotonic() - begun
+        four[primary].start()
+        checker.progress()
+    assert not [failure for failure in checker.failures if "in doubt" in failure], checker.failures
+    assert took < 30
+
+
+def test_when_all_brokers_were_killed_at_once_nothing_is_lost(four: Running) -> None:
+    four.create("all/killed")
+    checker = Checker(four, "all/killed", readers=1)
+    checker.start()
+    try:
+        checker.progress(30)
+        for broker in four.brokers.values():
+            broker.send(9)  # type: ignore[arg-type]
+        for broker in four.brokers.values():
+            broker.wait()
+        four.start("abcd")
+        checker.progress(30)
+    finally:
+        checker.stop()
+    checker.verify()
