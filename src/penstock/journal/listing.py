@@ -72,7 +72,7 @@ def _matching(request: ListRequest, claims: Claims, keyspace: KeySpace) -> Match
     ]
 
 
-def _candidates(selector: LabelSelector, keyspace: LocalKeySpace) -> Iterator[Entry]:
+def _candidates(selector: LabelSelector, keyspace: KeySpace) -> Iterator[Entry]:
     """What may match: journals that are named are looked up, however many others there are."""
     named = [label for label in selector.include.labels if label.name == "name"]
     if not named or any(label.prefix or not label.value for label in named):
