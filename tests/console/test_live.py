@@ -138,7 +138,7 @@ def test_a_broker_that_is_killed_is_told_and_found_again(tmp_path: Path, visit: 
             page = visit(f"{at}/")
             expect(page.locator("#main"), "5 messages logged")
             journals = visit(f"{at}/#/journals")
-            expect(journals.locator("tbody"), "pipelines/shop/log")
+            expect(journals.get_by_role("region", name="Journals"), "pipelines/shop/log")
             expect(journals.locator("#main"), "healthy")
             accessible(journals)
             suspended_and_reset(journals, at)

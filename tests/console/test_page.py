@@ -209,10 +209,15 @@ def test_every_page_is_for_everybody(shop: Place, at: str, visit: Visit, dark: b
         ("p/shop/dead", "dead"),
         ("p/shop/tap", "tap"),
         ("p/shop/record", "record"),
+        ("journals", "journals"),
+        ("journals/pipelines%2Fshop%2Flog", "journal"),
+        ("spark", "nothing"),
     ):
         page.goto(f"{at}/#/{path}")
         expect(page.get_by_role("heading", level=1))
         loaded(page)
+        if name == "journals":
+            expect(page.locator("#main"), "healthy")
         accessible(page)
         kept(page, f"{name}{'-dark' if dark else ''}")
 
