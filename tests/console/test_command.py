@@ -13,7 +13,7 @@ from penstock.cli import cli
 
 from .asking import Asker
 from .places import stuck
-from .test_live import started
+from .test_live import said, started
 
 
 def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
@@ -21,8 +21,8 @@ def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     with started(
         "console", "shop.py", "--data-dir", "data", "--listen", "127.0.0.1:0", "--json", cwd=tmp_path
     ) as one:
-        assert one.stdout is not None
-        told = json.loads(one.stdout.readline())
+        said(one, tmp_path / "out", "{")
+        told = json.loads((tmp_path / "out").read_text())
         ask = Asker(told["console"])
         ask.come_in()
         assert told["place"] == str(place.data)
@@ -31,8 +31,7 @@ def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
         assert plan["reason"] is None
         one.send_signal(signal.SIGTERM)
         assert one.wait(60) == 0
-        assert one.stderr is not None
-        assert one.stderr.read() == ""
+    assert (tmp_path / "err").read_text() == ""
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,12 +32,12 @@ pytestmark = pytest.mark.xdist_group("chromium")
 
 @contextmanager
 def started(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    """A command of Penstock; ended with the block."""
+    """A command of Penstock; ended with the block. What it says goes into files: nobody reads along."""
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock", *arguments],
         cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdout=(cwd / "out").open("w"),
+        stderr=(cwd / "err").open("w"),
         text=True,
         env={**os.environ, "NO_COLOR": "1"},
         preexec_fn=end_with_parent,
@@ -46,16 +47,17 @@ def started(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
     finally:
         if process.poll() is None:
             process.kill()
-        process.communicate()
+        process.wait()
 
 
-def address_of(process: subprocess.Popen[str]) -> str:
-    """Where a run says that its console is."""
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("console: "):
-            return line.removeprefix("console: ").strip().rstrip("/")
-    raise AssertionError("the run ended before its console was up")
+def said(process: subprocess.Popen[str], file: Path, beginning: str) -> str:
+    """The rest of the line that begins so, once it is there."""
+    while process.poll() is None:
+        for line in file.read_text().splitlines(keepends=True):
+            if line.startswith(beginning) and line.endswith("\n"):
+                return line.removeprefix(beginning).strip()
+        time.sleep(0.05)
+    raise AssertionError(f"it ended: {(file.parent / 'err').read_text()}")
 
 
 @pytest.mark.spark
@@ -76,7 +78,7 @@ def test_a_sink_is_mended_while_its_pipeline_runs(tmp_path: Path, visit: Visit) 
         f"127.0.0.1:{port}",
     )
     with started("run", "shop.py", *arguments, cwd=tmp_path) as run:
-        at = address_of(run)
+        at = said(run, tmp_path / "err", "console: ").rstrip("/")
         page = visit(f"{at}/")
         expect(page.locator(".node.bad", has_text="sales"), "stopped", seconds=200)  # Spark starts first
         expect(page.locator(".node", has_text="archive"), "0 behind")
@@ -103,8 +105,8 @@ def test_a_sink_is_mended_while_its_pipeline_runs(tmp_path: Path, visit: Visit) 
         accessible(page)
         kept(page, "spark")
         run.send_signal(signal.SIGTERM)
-        out, _ = run.communicate(timeout=120)
-    summary = json.loads(out.splitlines()[-1])
+        assert run.wait(120) == 0
+    summary = json.loads((tmp_path / "out").read_text().splitlines()[-1])
     assert (summary["exit_code"], summary["adds_up"]) == (0, True)
     sales = [json.loads(line)["id"] for line in (tmp_path / "sales.jsonl").read_text().splitlines()]
     assert sales == [*range(POISON), *range(POISON + 1, 20)]
@@ -126,12 +128,8 @@ def test_a_broker_that_is_killed_is_told_and_found_again(tmp_path: Path, visit: 
     )
     place, address = Place(tmp_path), f"http://127.0.0.1:{port}"
 
-    def ready(broker: subprocess.Popen[str]) -> None:
-        assert broker.stdout is not None
-        assert json.loads(broker.stdout.readline())["grpc"]
-
     with started(*serve, cwd=tmp_path) as broker:
-        ready(broker)
+        said(broker, tmp_path / "out", '{"grpc"')
         with Client(address) as client:
             place.log(client, [order(number) for number in range(5)])
         with console(tmp_path, reaching=BrokerPlace(lambda: Client(address), address)) as at:
@@ -147,7 +145,7 @@ def test_a_broker_that_is_killed_is_told_and_found_again(tmp_path: Path, visit: 
             expect(page.locator(".note.bad"), "The journals cannot be reached")
             expect(page.locator("#main"), "5 messages logged")
             with started(*serve, cwd=tmp_path) as again:
-                ready(again)
+                said(again, tmp_path / "out", '{"grpc"')
                 with Client(address) as client:
                     place.log(client, [order(number) for number in range(5, 8)])
                 expect(page.locator("#main"), "8 messages logged")

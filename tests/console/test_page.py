@@ -145,7 +145,7 @@ def test_passing_over_rewinding_pausing_and_giving_up(shop: Place, at: str, visi
     expect(page.locator(".track"), "next: 10")
     confirmed(page, "Pause", "takes nothing more until it is resumed", do="Pause")
     expect(page.locator(".chip"), "paused")
-    confirmed(page, "Resume", "goes on where it is", do="Resume")
+    confirmed(page, "Resume", "goes on where its offset is", do="Resume")
     page.goto(f"{at}/#/p/shop/dead")
     page.get_by_role("button", name="letter 0").click()
     expect(page.locator(".letter"), "Dora")

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 _PATIENCE = 60.0
 _RATE_WINDOW = 5.0
-_BATCHES_TOLD = 20
+_BATCHES_TOLD = 10
 _CATCH_UP = 5000
 """Messages of the companion in one batch."""
 

@@ -3,8 +3,8 @@
 import { h } from "./dom.js";
 import { bytes, count, rate, short } from "./words.js";
 
-const WIDTHS = { source: 164, log: 158, function: 150, sink: 182 };
-const HIGH = 94, GAP_X = 58, GAP_Y = 18;
+const WIDTHS = { source: 150, log: 152, function: 142, sink: 178 };
+const HIGH = 94, GAP_X = 46, GAP_Y = 18;
 const SMALLEST = 0.72, PHONE = 640, EDGES = 46;
 const LOG = "\u0000log";
 
@@ -60,7 +60,7 @@ function edge(view, from, to, plan, below) {
   const parts = [h("path", { class: `edge ${moves > 0 ? "flows" : tone}`, d })];
   if (moves > 0) parts.push(h("path", { class: "drops", d, "--pace": `${Math.max(0.25, 1.6 - Math.log10(1 + moves) * 0.3).toFixed(1)}s` }));
   const text = moves > 0 ? rate(moves) : node?.kind === "sink" && node.lag ? `${short(node.lag)} behind` : "";
-  if (text) parts.push(h("text", { x: x2 - GAP_X / 2, y: y1 === y2 ? y2 - 9 : y2 - 12 }, text));
+  if (text) parts.push(h("text", { x: x2 - GAP_X / 2, y: y1 === y2 ? y2 - 9 : y2 - 14 }, text));
   return parts;
 }
 
