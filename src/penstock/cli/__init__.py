@@ -17,7 +17,9 @@ import click
 from penstock import __version__
 from penstock.cli import (
     brokers,
+    clusters,
     dead,
+    immortal,
     journals,
     look,
     offset,
@@ -53,7 +55,8 @@ _SECTIONS = {
         operate.release,
         dead.dead,
     ),
-    "Journals": (brokers.broker, journals.journals),
+    "Journals": (brokers.broker, clusters.cluster, journals.journals),
+    "Immortals": (immortal.immortal,),
 }
 
 _EPILOG = """\b
@@ -70,6 +73,7 @@ Exit codes:
 Environment:
   PENSTOCK_DATA_DIR    the data directory, as --data-dir
   PENSTOCK_BROKER      the broker's address, as --broker
+  PENSTOCK_ETCD        etcd's address, as --etcd
   PENSTOCK_AUTH_KEYS   keys, as --auth-keys
   PENSTOCK_AUTH_TOKEN  a token, as --auth-token
   PENSTOCK_SETTINGS    a file of values for a pipeline file, as --settings

@@ -23,6 +23,7 @@ from penstock.cli.common import data_dir_option
 if TYPE_CHECKING:
     from penstock.journal.client import Client
     from penstock.journal.client.connection import Tokens
+    from penstock.journal.tls import ClientTls
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -49,12 +50,16 @@ class Connection:
                 yield client
             return
         from penstock.journal.client import Client
+
+        with Client(self.address, tls=self.tls(), tokens=self.tokens()) as client:
+            yield client
+
+    def tls(self) -> ClientTls | None:
+        """What the options say about TLS."""
         from penstock.journal.tls import ClientTls
 
         files = (self.ca_file, self.cert_file, self.key_file)
-        tls = ClientTls(*files) if any(files) else None
-        with Client(self.address, tls=tls, tokens=self._tokens()) as client:
-            yield client
+        return ClientTls(*files) if any(files) else None
 
     @contextmanager
     def _embedded(self) -> Iterator[Client]:
@@ -70,7 +75,8 @@ class Connection:
         with connect(self.data_dir) as client:
             yield client
 
-    def _tokens(self) -> Tokens | None:
+    def tokens(self) -> Tokens | None:
+        """What the options say about authorization."""
         if self.auth_keys and self.auth_token:
             raise UsageError(
                 "--auth-keys and --auth-token exclude each other", hint="a key signs its own tokens"

@@ -174,11 +174,18 @@ def suspend(ctx: click.Context, *, connection: Connection, selector: LabelSelect
 
 @click.command(name="reset-head", short_help="Trust the stores after replicas were lost.")
 @selector_option(required=True)
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="Say first what every broker and store has, what could be lost, and whether a reset is needed at all.",
+)
 @yes_option
 @broker_options
 @json_option
 @click.pass_context
-def reset_head(ctx: click.Context, *, connection: Connection, selector: LabelSelector, yes: bool) -> None:
+def reset_head(
+    ctx: click.Context, *, connection: Connection, selector: LabelSelector, explain: bool, yes: bool
+) -> None:
     """Set the write head of journals to the end of what their stores hold.
 
     For disasters: when all replicas of a journal were lost, appends fail with INDEX_HAS_GREATER_OFFSET, since nobody
@@ -187,8 +194,11 @@ def reset_head(ctx: click.Context, *, connection: Connection, selector: LabelSel
 
     A journal that got an append meanwhile needs no reset; that is told, and no failure.
 
+    With --explain each broker is asked what it has, and only journals that need it are reset, after a question.
+
     \b
     Examples:
+      penstock journals reset-head -l name=shop/orders --explain
       penstock journals reset-head -l name=shop/orders
       penstock journals reset-head -l prefix=shop/ --yes
     """
@@ -197,6 +207,10 @@ def reset_head(ctx: click.Context, *, connection: Connection, selector: LabelSel
     with connection.client() as client:
         journals = [journal for journal in selected(client, selector) if not _without_brokers(journal)]
         names = [journal.spec.name for journal in journals]
+        if explain:
+            names = _explained(ctx, client, journals)
+            if not names:
+                return
         confirm(ctx, f"Reset the write head of {_some(names)}? Only if their replicas are lost.", yes=yes)
         for name in names:
             done = upkeep.reset_head(client, name)
@@ -204,6 +218,22 @@ def reset_head(ctx: click.Context, *, connection: Connection, selector: LabelSel
                 emit({"journal": name, "offset": done.offset, "outcome": done.outcome})
             else:
                 click.echo(f"{name}: {done.words}")
+
+
+def _explained(ctx: click.Context, client: Client, journals: Sequence[ListResponse.Journal]) -> list[str]:
+    """Tell what is known of journals; the names of those that need a reset."""
+    from dataclasses import asdict
+
+    from penstock.cli.journals_explain import explained
+
+    found = [explained(client, journal) for journal in journals]
+    for one in found:
+        if wants_json(ctx):
+            emit({**asdict(one), "end": one.end, "needed": one.needed})
+        else:
+            for line in one.lines():
+                click.echo(visible(line))
+    return [one.journal for one in found if one.needed]
 
 
 @click.command(short_help="Delete what lies below an offset.")

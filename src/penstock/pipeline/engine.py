@@ -47,6 +47,8 @@ class Engine:
     spark: SparkSession | None = None
     wanted: threading.Event = field(default_factory=threading.Event)
     """Set by whoever has work for Spark that the sinks do not show: a large copy."""
+    settled: threading.Event = field(default_factory=threading.Event)
+    """Set once the sinks have had their first batches: until then Spark's cores are theirs, and a copy is read here."""
     safe: Safe = field(init=False)
     """Where the tasks of sinks find their settings."""
     starting: threading.Lock = field(default_factory=threading.Lock)
@@ -63,12 +65,16 @@ class Engine:
         return self.lent is None and is_remote(self.master)
 
     def copier(self) -> ParallelCopier:
-        """What reads the ranges of a large copy: Spark's tasks, or threads of this process if those are elsewhere."""
+        """What reads the ranges of a large copy: threads of this process, then Spark's tasks if those are here."""
         directory = self.scratch.parent / "copy"
         if self.elsewhere:
             return ParallelCopier(directory, THREADS)
         cores = self.cores or len(os.sched_getaffinity(0))
-        return ParallelCopier(directory, cores, lambda: self.spark, self.wanted.set)
+        return ParallelCopier(directory, cores, self._for_copies, self.wanted.set)
+
+    def _for_copies(self) -> SparkSession | None:
+        """Spark, once its start and that of the queries are over: ranges that wait for a worker would hold up both."""
+        return self.spark if self.settled.is_set() else None
 
     def start(self) -> SparkSession:
         """Spark, started if it is not up yet; by whoever needs it first."""

@@ -329,6 +329,8 @@ class _Run:
             sink.tend(self._engine.spark, self._ingest.given)
             if keep:
                 sink.keep_offsets()
+        if all(sink.begun or sink.idle for sink in self._sinks):
+            self._engine.settled.set()
 
     def _obey(self) -> None:
         """Do what operators asked for since the last time."""

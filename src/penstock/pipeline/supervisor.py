@@ -135,6 +135,11 @@ class SupervisedSink:
         """Whether the sink will not move by itself: stopped, paused or detached."""
         return self.error is not None or self.state in ("paused", "detached")
 
+    @property
+    def begun(self) -> bool:
+        """Whether it has had a batch since the start."""
+        return self._last is not None
+
     def open(self) -> None:
         """Open the target; a problem that only a person can solve is raised before anything is read.
 

@@ -5,9 +5,9 @@
 The tasks of a source become tasks of Spark, each a job of its own in the pool `copy`, which shares the cores fairly
 with the sinks' queries. A task is read from a file of the run's scratch directory, since it holds settings
 (`sealed.py`), and writes its rows into another one there: a *chunk*. Chunks are handed on in the order of the tasks
-and removed; no more than a few of them wait. Until Spark is up the ranges are read here, so that a copy never waits
-for it. A worker that dies has its task run again by Spark; what an adaptor says (`AwayError`, `UsageError`) is a
-result and ends the copy at once.
+and removed; no more than a few of them wait. Until Spark is up, and the sinks' queries with it, the ranges are read
+here, so that a copy neither waits for it nor holds it up. A worker that dies has its task run again by Spark; what an
+adaptor says (`AwayError`, `UsageError`) is a result and ends the copy at once.
 
 Where executors are on other machines they share no directory with the runner: then ranges are read in threads of it.
 """

@@ -118,7 +118,8 @@ def _pieces(reader: RangeReader, size: int) -> Iterator[pa.RecordBatch]:
     import numpy as np
     import pyarrow as pa
 
-    from penstock.spark.columns import Texts, numbers
+    from penstock.log.slices import Texts
+    from penstock.spark.columns import numbers
 
     window = Window(reader, size, size)
     more = True
@@ -142,7 +143,7 @@ class Lines:
         """`whole` takes what has no newline yet for a line too."""
         import numpy as np
 
-        from penstock.spark.columns import Texts
+        from penstock.log.slices import Texts
 
         self.base = window.base
         self._view = window.view

@@ -101,6 +101,15 @@ def of_parts(content: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64]) -> p
     )
 
 
+def slices(
+    content: npt.NDArray[np.uint8], at: npt.NDArray[np.int64], length: npt.NDArray[np.int64]
+) -> pa.Array:
+    """The texts of these lengths that begin at these places of `content`, as `binary`; a negative length is a null."""
+    from penstock.log.slices import Texts
+
+    return Texts(content.data).binaries(at, length)
+
+
 def split(text: bytes, rows: int) -> pa.Array:
     """The texts between the commas of a JSON array whose items have no comma in them."""
     import numpy as np

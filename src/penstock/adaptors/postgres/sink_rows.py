@@ -1,8 +1,9 @@
 """Rows as the PostgreSQL sink is given them, and the lines for COPY that they become.
 
-Most rows of a batch are alike: writes of the same fields, or deletes. These go through a `Reader`, all at once. What is
-left (rows that move, truncates, rows with other fields or with values of an unusual form) is read one by one by
-`changes.read`, which every relational sink shares and which says what is wrong with a row.
+Most rows of a batch are alike: writes of the same fields, or deletes. A batch of one kind of writes goes through
+`sink_columns`, as columns; what that leaves goes through a `Reader`, all at once. What is left then (rows that move,
+truncates, rows with other fields or with values of an unusual form) is read one by one by `changes.read`, which every
+relational sink shares and which says what is wrong with a row.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from penstock.adaptors.changes import (
     UnknownFieldError,
     read,
 )
+from penstock.adaptors.postgres.sink_columns import AlikeReader, lines_of
 from penstock.adaptors.postgres.sink_table import Table
 from penstock.adaptors.postgres.sink_text import NULL, Reader, escaped
 from penstock.adaptors.postgres.sink_values import Column, text_of
@@ -99,6 +101,15 @@ class Lines:
 
         found: list[int] = self._batch.column("ts").cast(pa.int64()).to_pylist()
         return found
+
+    @property
+    def texts(self) -> pa.Array:
+        """The column `data`, as it is."""
+        return self._batch.column("data")
+
+    def numbers(self, places: Sequence[int]) -> npt.NDArray[np.int64]:
+        """`n` of some rows."""
+        return self._numbers if len(places) == len(self) else self._numbers[places]
 
     def _column(self, name: str) -> list[Any]:
         found: list[Any] = self._batch.column(name).to_pylist()
@@ -181,6 +192,7 @@ class Converter:
         self._key = () if self.append else self.table.key
         self._writes = Reader(columns, self.unknown == "error", tuple(self.table.computed))
         self._deletes = Reader(self.table.key_columns, False)
+        self._together = AlikeReader(columns)
         self._target = Target(
             str(self.table.name), frozenset(column.name for column in columns), self._key, self.table.computed,
             self.unknown,
@@ -199,6 +211,8 @@ class Converter:
             return Converted([], lines.offsets_of([(place, error) for place in range(len(lines))]))
         writes, deletes, others = self._sorted(lines)
         blocks: list[Block] = []
+        if len(writes) == len(lines):
+            writes = self._as_columns(lines, writes, blocks)
         others += self._alike(lines, writes, self._writes, blocks)
         others += self._alike(lines, deletes, self._deletes, blocks)
         more, refused, grows = self._one_by_one(lines, sorted(others))
@@ -223,6 +237,24 @@ class Converter:
             else:
                 others.append(place)
         return writes, deletes, others
+
+    def _as_columns(self, lines: Lines, places: Sequence[int], blocks: list[Block]) -> list[int]:
+        """One block of those rows that can be read as columns, if they are all written the same way; the others."""
+        ops = lines.ops
+        if not places or self._has_metadata or not (self.append or len(ops) == 1):
+            return list(places)
+        found = self._together.read(lines.texts)
+        if found is None or any(
+            name not in found.columns or found.columns[name].null_count for name in self._key
+        ):
+            return list(places)
+        left = set(found.odd)
+        taken = [place for place in places if place not in left] if left else list(places)
+        numbers = tuple(f"c{self._by_name[name].number}" for name in found.columns)
+        made = lines_of(lines.numbers(taken), list(found.columns.values()))
+        letter = "i" if self.append else LETTERS[ops.pop()]
+        blocks.append(Block(numbers, tuple(sorted(found.columns)), letter, taken, made))
+        return list(found.odd)
 
     def _alike(self, lines: Lines, places: Sequence[int], reader: Reader, blocks: list[Block]) -> list[int]:
         """One block of those rows that a reader takes as they are; the others."""

@@ -21,11 +21,14 @@ NULL = r"\N"
 _ESCAPES = {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t", "\b": r"\b", "\f": r"\f", "\v": r"\v"}
 _TABLE = str.maketrans(_ESCAPES)
 
+WHOLE = r"-?(?:0|[1-9][0-9]*)"
+"""A whole number of JSON."""
+
 _CLOCK = r"[0-2]\d:[0-5]\d:[0-5]\d(?:\.\d{1,6})?"
 _MOMENT = r"\d{4,}-\d\d-\d\d[T ](?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?"
 _OFFSET = r"(?:Z|[+-]\d\d:\d\d(?::\d\d)?)"
 
-_FORMS: Mapping[str, tuple[str, str]] = {
+FORMS: Mapping[str, tuple[str, str]] = {
     "date": ("$localDate", DAY),
     "time": ("$localTime", _CLOCK),
     "timetz": ("$time", _CLOCK + _OFFSET),
@@ -52,7 +55,7 @@ def _form(name: str) -> Any:
     )
 
 
-_FORM_TYPES = {base: _form(name) for base, (name, _) in _FORMS.items()}
+_FORM_TYPES = {base: _form(name) for base, (name, _) in FORMS.items()}
 _BINARY: Any = msgspec.defstruct(
     "Form", [("binary", _Bytes)], rename={"binary": "$binary"}, forbid_unknown_fields=True, gc=False
 )
@@ -81,7 +84,7 @@ def texts(column: Column, values: Sequence[Any]) -> list[str]:
         return [("t" if value else "f") if value is not None else NULL for value in values]
     if column.base == "bytea":
         return [_hex(value.binary) if value is not None else NULL for value in values]
-    if column.base in _FORMS:
+    if column.base in FORMS:
         return _form_texts(column, values)
     if wanted(column) is msgspec.Raw:
         return _raw_texts(column, values)
@@ -96,7 +99,7 @@ def _hex(value: _Bytes) -> str:
 
 def _form_texts(column: Column, values: Sequence[Any]) -> list[str]:
     found = [value.text if value is not None else None for value in values]
-    if column.mod >= 0 or not _all_match(found, _FORMS[column.base][1]):
+    if column.mod >= 0 or not _all_match(found, FORMS[column.base][1]):
         raise _Careful
     return [text if text is not None else NULL for text in found]
 
@@ -114,7 +117,7 @@ def _raw_texts(column: Column, values: Sequence[msgspec.Raw]) -> list[str]:
     found = [bytes(value) for value in values]
     if column.base in FLOATS or column.base == "numeric":
         numbers = [None if raw == b"null" else str(raw, "ascii", "replace") for raw in found]
-        if not _all_match(numbers, _kept(column)):
+        if not _all_match(numbers, kept(column)):
             raise _Careful
         return [NULL if number is None else number for number in numbers]
     if column.base in JSONS:
@@ -124,12 +127,12 @@ def _raw_texts(column: Column, values: Sequence[msgspec.Raw]) -> list[str]:
     return escaped([text_of(column, raw) for raw in found])
 
 
-def _kept(column: Column) -> str:
-    """Numbers that a column keeps all digits of, as far as their length shows it."""
+def kept(column: Column) -> str:
+    """Numbers of JSON that a column keeps all digits of, as far as their length shows it."""
     if column.mod < 0:
-        return r"-?[0-9][0-9.eE+-]*"
+        return WHOLE + r"(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
     scale = scale_of(column)
-    return r"-?[0-9]+" if scale <= 0 else rf"-?[0-9]+(?:\.[0-9]{{1,{scale}}})?"
+    return WHOLE if scale <= 0 else rf"{WHOLE}(?:\.[0-9]{{1,{scale}}})?"
 
 
 def escaped(found: Sequence[str | None]) -> list[str]:

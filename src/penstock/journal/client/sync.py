@@ -69,6 +69,11 @@ class Client:
     def __repr__(self) -> str:
         return f"Client({self.address!r})"
 
+    def at(self, address: str) -> Client:
+        """Another one, of another broker, that trusts and shows the same."""
+        secure = connection.target_of(address, tls=self.tls is not None).secure
+        return Client(address, tls=self.tls if secure else None, tokens=self.tokens)
+
     def append(
         self,
         journal: str,
@@ -241,17 +246,19 @@ class Client:
         begin_mod_time: int = 0,
         end_mod_time: int = 0,
         signature_ttl: timedelta | None = None,
+        own: bool = False,
     ) -> Iterator[FragmentsResponse._Fragment]:
         """The fragments of a journal, in order, the one being written included.
 
-        With times (unix seconds, both inclusive), those stored within them; an end leaves out what is only
-        local. With `signature_ttl`, each that is stored carries a URL that is good for so long.
+        With `own`, as this broker itself knows them: an error if it has no replica. With times (unix seconds, both
+        inclusive), those stored within them; an end leaves out what is only local. With `signature_ttl`, each that
+        is stored carries a URL that is good for so long.
         """
         token = 0
         while True:
-            response = self._fragments(
-                requests.fragments(journal, begin_mod_time, end_mod_time, signature_ttl, token)
-            )
+            request = requests.fragments(journal, begin_mod_time, end_mod_time, signature_ttl, token)
+            request.do_not_proxy = own
+            response = self._fragments(request)
             token = answers.page(journal, response, token)
             yield from response.fragments
             if not token:

@@ -1,0 +1,250 @@
+"""Durable calls between two immortals, against calls of gRPC that are not durable, on the same machine in one run.
+
+    python benchmarks/immortal.py [--seconds S] [--sizes 16,100,...] [--log-mb 100]
+
+Two instances, each a coordinator and a binding in processes of their own, and the broker of their data directory:
+one sends fire-and-forget calls as fast as it is let, the other counts them. Each call is in the receiver's log, synced
+to disk, before it is counted. Beside it, unary calls of grpcio's asyncio API with the same bytes, 100 under way at a
+time, between two processes. At last the receiver is killed, and the time is taken until it has replayed its log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from penstock.immortal.wire import (
+    Blob,
+    Call,
+    MessageType,
+    Record,
+    RecordDecoder,
+    RpcType,
+    batch,
+    checkpoint_message,
+    encode_message,
+    initial_message,
+    outgoing,
+    rpcs_of,
+    split_messages,
+)
+
+HERE = Path(__file__).resolve()
+BATCH_BYTES = 64 << 10
+
+
+async def connected(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    while True:
+        try:
+            return await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.02)
+
+
+async def binding(role: str, receive: int, send: int, report: Path, size: int) -> None:
+    """The smallest binding there is: `send` sends for ever, `count` counts."""
+    _, writer = await connected(receive)
+    reader, kept = await connected(send)
+    decoder = RecordDecoder()
+    count = size_sum = 0
+    began = 0.0
+    state = b"0"
+    is_first = True
+    call = outgoing("count", Call(1, RpcType.FORK, bytes(size)))
+    some = max(1, min(1000, BATCH_BYTES // len(call)))
+    again = outgoing("", Call(2, RpcType.FORK, b""))
+    round_ = batch([*[call] * some, again])
+    told = 0.0
+    while data := await reader.read(1 << 20):
+        for event in decoder.feed(data):
+            if isinstance(event, Blob):
+                is_first = False
+            if not isinstance(event, Record):
+                continue
+            if event.sequence < 0:
+                if event.body[1] != MessageType.BECOMING_PRIMARY:
+                    if event.body[1] == MessageType.TAKE_BECOMING_PRIMARY_CHECKPOINT and is_first:
+                        writer.write(initial_message(b"x"))
+                    writer.write(checkpoint_message(len(state)) + state)
+                report.with_suffix(".ready").write_text(str(time.time()))
+                continue
+            for message in split_messages(event.body):
+                if message.type == MessageType.INITIAL_MESSAGE:
+                    if role == "send":
+                        writer.write(encode_message(MessageType.ATTACH_TO, b"count"))
+                        for _ in range(4):
+                            writer.write(round_)
+                    continue
+                if role == "send":
+                    for _ in rpcs_of(message.type, message.data):
+                        writer.write(round_)
+                    continue
+                for body in rpcs_of(message.type, message.data):
+                    count += 1
+                    size_sum += len(body)
+        await writer.drain()
+        assert not kept.is_closing()
+        now = time.time()
+        if count and not began:
+            began, count = now, 0
+        if now - told > 0.2:
+            told = now
+            partial = report.with_suffix(".partial")
+            partial.write_text(json.dumps({"began": began, "now": now, "count": count, "bytes": size_sum}))
+            partial.replace(report)
+
+
+def start(
+    name: str, role: str, folder: Path, size: int, ports: tuple[int, int]
+) -> list[subprocess.Popen[bytes]]:
+    serve = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "immortal",
+        "serve",
+        "--name",
+        name,
+        "--log",
+        str(folder / "data"),
+    ]
+    serve += ["--receive-port", str(ports[0]), "--send-port", str(ports[1]), "--log-trigger", "0"]
+    lb = [
+        sys.executable,
+        str(HERE),
+        "--binding",
+        role,
+        str(ports[0]),
+        str(ports[1]),
+        str(folder / name),
+        str(size),
+    ]
+    out = (folder / f"{name}.log").open("ab")
+    return [subprocess.Popen(command, stdout=out, stderr=out) for command in (serve, lb)]
+
+
+def stop(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.wait()
+
+
+def durable(size: int, seconds: float, ports: list[int], log_bytes: int = 0) -> tuple[float, float | None]:
+    """Calls per second; with `log_bytes`, also the seconds of a recovery once the log has grown to it."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        counting = start("count", "count", folder, size, (ports[0], ports[1]))
+        sending = start("send", "send", folder, size, (ports[2], ports[3]))
+        try:
+            told = _until(folder / "count", lambda told: bool(told["count"]))
+            first = told
+            told = _until(
+                folder / "count",
+                lambda told: told["now"] - first["now"] >= seconds and told["bytes"] >= log_bytes,
+            )
+            rate = (told["count"] - first["count"]) / (told["now"] - first["now"])
+            if not log_bytes:
+                return rate, None
+            stop(counting + sending)
+            (folder / "count.ready").unlink()
+            since = time.time()
+            counting = start("count", "count", folder, size, (ports[0], ports[1]))
+            while not (folder / "count.ready").exists():
+                time.sleep(0.01)
+            return rate, float((folder / "count.ready").read_text()) - since
+        finally:
+            stop(counting + sending)
+
+
+def _until(report: Path, true: object) -> dict[str, float]:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if report.exists():
+            told: dict[str, float] = json.loads(report.read_text())
+            if true(told):  # type: ignore[operator]
+                return told
+        time.sleep(0.05)
+    raise SystemExit(f"nothing happened: {[file.read_text()[-500:] for file in report.parent.glob('*.log')]}")
+
+
+async def grpc_server(address: str) -> None:
+    async def echo(request: bytes, _: object) -> bytes:
+        return b""
+
+    handler = grpc.method_handlers_generic_handler("s", {"m": grpc.unary_unary_rpc_method_handler(echo)})
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((handler,))
+    server.add_insecure_port(address)
+    await server.start()
+    await server.wait_for_termination()
+
+
+async def grpc_calls(address: str, size: int, seconds: float) -> float:
+    async with grpc.aio.insecure_channel(address) as channel:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/s/m")
+        body = bytes(size)
+        await call(body, wait_for_ready=True)
+        ends = time.monotonic() + seconds
+        done = 0
+
+        async def one() -> None:
+            nonlocal done
+            while time.monotonic() < ends:
+                await call(body)
+                done += 1
+
+        began = time.monotonic()
+        await asyncio.gather(*(one() for _ in range(100)))
+        return done / (time.monotonic() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5)
+    parser.add_argument("--sizes", default="16,100,256,1024,4096,65536")
+    parser.add_argument("--log-mb", type=int, default=100)
+    parser.add_argument("--binding", nargs=5)
+    parser.add_argument("--grpc-server")
+    parser.add_argument("--base-port", type=int, default=15200)
+    given = parser.parse_args()
+    if given.binding:
+        role, receive, send, report, size = given.binding
+        asyncio.run(binding(role, int(receive), int(send), Path(report), int(size)))
+        return
+    if given.grpc_server:
+        asyncio.run(grpc_server(given.grpc_server))
+        return
+    address = f"127.0.0.1:{given.base_port + 90}"
+    print(f"{os.cpu_count()} cores, {given.seconds} s each")
+    print(f"{'bytes':>8} {'durable calls/s':>16} {'MB/s':>8} {'gRPC calls/s':>14} {'times':>7}")
+    for number, size in enumerate(map(int, given.sizes.split(","))):
+        ports = [given.base_port + number * 4 + offset for offset in range(4)]
+        rate, _ = durable(size, given.seconds, ports)
+        server = subprocess.Popen([sys.executable, str(HERE), "--grpc-server", address])
+        try:
+            plain = asyncio.run(grpc_calls(address, size, min(3, given.seconds)))
+        finally:
+            stop([server])
+        print(
+            f"{size:>8} {rate:>16,.0f} {rate * size / 1e6:>8.1f} {plain:>14,.0f} {rate / plain:>7.1f}",
+            flush=True,
+        )
+    if given.log_mb:
+        ports = [given.base_port + 60 + offset for offset in range(4)]
+        _, recovery = durable(1024, 1, ports, given.log_mb * 1_000_000)
+        print(f"recovery from a log of {given.log_mb} MB: {recovery:.2f} s, from the start of the process")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""What is known about an instance besides its log: how it was registered, and where its coordinators run.
+
+All of it stands in one small journal, a line of JSON for each thing that was said; of each kind the last one holds.
+When it has grown, what still holds is said again and the rest is trimmed. `describe` and `describe_all` are for those
+who want to look: commands, and the console.
+
+A coordinator that serves says where (`Serving`), with a password of this start. Only who may read the journal knows
+it, so only such a one can open a stream to the instance.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from penstock.base.errors import UsageError, did_you_mean
+from penstock.immortal import checkpoints, journals
+from penstock.immortal.checkpoints import Entry
+from penstock.journal.client import AsyncClient
+from penstock.journal.client.fencing import epoch_of
+
+REWRITE = 256 << 10
+
+
+class Registration(msgspec.Struct, frozen=True, tag="registered"):
+    """How a replica is to be run; replica 0 is the instance itself. Options of a coordinator override it."""
+
+    replica: int
+    receive_port: int
+    send_port: int
+    create: str = "A"
+    """A: recover if there is something to recover from; Y: begin anew; N: recover, or fail."""
+    pause: bool = False
+    persist: bool = True
+    trigger_mib: float = 1000
+    active: bool = False
+    version: int = 0
+    upgrade: int = 0
+    at: float = 0.0
+
+
+class Serving(msgspec.Struct, frozen=True, tag="serving"):
+    """A coordinator became primary."""
+
+    replica: int
+    owner: str
+    epoch: int
+    host: str
+    port: int
+    password: str
+    pid: int = 0
+    at: float = 0.0
+
+
+Said = Registration | Serving
+_said: msgspec.json.Decoder[Said] = msgspec.json.Decoder(Said)
+
+
+class About(msgspec.Struct):
+    """What holds now."""
+
+    registrations: dict[int, Registration] = {}
+    serving: Serving | None = None
+
+    def hear(self, said: Said) -> None:
+        if isinstance(said, Registration):
+            known = self.registrations.get(said.replica)
+            if known is None or said.at >= known.at:
+                self.registrations = {**self.registrations, said.replica: said}
+        elif self.serving is None or said.epoch >= self.serving.epoch:
+            self.serving = said
+
+
+class Description(msgspec.Struct, frozen=True):
+    """One instance, for those who look."""
+
+    name: str
+    version: int
+    registrations: list[Registration]
+    serving: Serving | None
+    owner: str
+    epoch: int
+    checkpoints: list[Entry]
+    log_begin: int
+    log_end: int
+    log_since_checkpoint: int
+    """Bytes of log behind the last checkpoint: what a recovery would replay."""
+    checkpoint_bytes: int
+
+
+async def read(client: AsyncClient, instance: str) -> About:
+    """What holds now about an instance that is there."""
+    journal = journals.journal_name(instance, "about")
+    about = About()
+    head = await client.head(journal)
+    begin = await client.begin(journal)
+    if begin < head:
+        for line in (await client.read_bytes(journal, begin, head)).splitlines():
+            about.hear(_said.decode(line))
+    return about
+
+
+async def say(client: AsyncClient, instance: str, said: Said) -> None:
+    """Durable on return."""
+    journal = journals.journal_name(instance, "about")
+    landed = await client.append(journal, [msgspec.json.encode(said), b"\n"])
+    if landed.end - await client.begin(journal) > REWRITE:
+        await _rewrite(client, instance, journal)
+
+
+async def _rewrite(client: AsyncClient, instance: str, journal: str) -> None:
+    rolled = await client.roll(journal)
+    about = await read(client, instance)
+    everything: list[Said] = [*about.registrations.values()]
+    if about.serving is not None:
+        everything.append(about.serving)
+    await client.append(journal, b"".join(msgspec.json.encode(said) + b"\n" for said in everything))
+    await client.trim(journal, rolled.offset)
+
+
+async def follow(client: AsyncClient, instance: str) -> AsyncIterator[About]:
+    """What holds now, and again whenever something was said. Without end."""
+    journal = journals.journal_name(instance, "about")
+    about = About()
+    rest = b""
+    async with client.read(journal, await client.begin(journal), block=True) as reader:
+        async for _, chunk in reader:
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                about.hear(_said.decode(line))
+            yield about
+
+
+async def register(client: AsyncClient, instance: str, registration: Registration) -> None:
+    """Register an instance, or a replica of one; what was registered before is replaced."""
+    if registration.upgrade < registration.version:
+        raise UsageError(
+            f"the version to upgrade to ({registration.upgrade}) is below the current one ({registration.version})"
+        )
+    if registration.replica:
+        known = await journals.instances(client)
+        if instance not in known:
+            raise UsageError(
+                f"there is no instance '{instance}' to add a replica to{did_you_mean(instance, known)}",
+                hint="register it first",
+            )
+    await journals.ensure(client, instance)
+    await say(client, instance, msgspec.structs.replace(registration, at=time.time()))
+
+
+async def describe(client: AsyncClient, instance: str) -> Description:
+    """All about one instance."""
+    known = await journals.instances(client)
+    if instance not in known:
+        raise UsageError(f"there is no instance '{instance}'{did_you_mean(instance, known)}")
+    about = await read(client, instance)
+    log = journals.journal_name(instance, "log")
+    found, end = await journals.registers(client, log)
+    there = await checkpoints.catalogue(client, instance)
+    last = there.last
+    return Description(
+        name=instance,
+        version=last.version if last else 0,
+        registrations=[about.registrations[number] for number in sorted(about.registrations)],
+        serving=about.serving,
+        owner=journals.owner_of(found),
+        epoch=epoch_of(found) or 0,
+        checkpoints=there.entries,
+        log_begin=await client.begin(log),
+        log_end=end,
+        log_since_checkpoint=end - last.log_offset if last else end,
+        checkpoint_bytes=sum(entry.size for entry in there.entries),
+    )
+
+
+async def describe_all(client: AsyncClient) -> list[Description]:
+    """All about every instance."""
+    return [await describe(client, instance) for instance in await journals.instances(client)]

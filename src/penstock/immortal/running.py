@@ -1,0 +1,95 @@
+"""A coordinator as a process: it runs until it fails, tells why in one line, and takes its binding with it.
+
+    FATAL ERROR <n>: …    0 unexpected, 1 version mismatch, 2 missing checkpoint, 3 damaged log,
+                          4 binding or metadata, 5 log write, or another primary
+
+Lines that bindings wait for: `Ready…` when they may connect; `Adding input:` and `Adding output:`, or `restoring …`,
+twice each, when calls to itself are taken; the same with a name behind the colon for streams to others.
+
+There is no other end than failing: a coordinator that is told to stop (SIGTERM, SIGINT) ends as well as it can, and the
+next start recovers as after any crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+
+from penstock.immortal.coordinator import Options, fatal
+from penstock.immortal.place import opened
+from penstock.immortal.starting import Debug, first_of, serve
+from penstock.journal.client import AsyncClient
+from penstock.journal.client.connection import Tls, Tokens
+
+_log = logging.getLogger(__name__)
+STOPPED = 0
+
+
+def tell(text: str) -> None:
+    """One line for whoever started us."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+Decide = Callable[[AsyncClient], Awaitable[Options]]
+"""Gives the options, with what the journals say about the instance."""
+
+
+def run(
+    options: Options | Decide,
+    place: str,
+    *,
+    tls: Tls | None = None,
+    tokens: Tokens | None = None,
+    debug: Debug | None = None,
+) -> int:
+    """Run until the end; the exit code."""
+    try:
+        return asyncio.run(_run(options, place, tls, tokens, debug))
+    except KeyboardInterrupt:
+        return STOPPED
+    except BaseException as error:  # noqa: BLE001 - the process ends by it
+        found = first_of(error) if isinstance(error, BaseExceptionGroup) else error
+        ended = fatal(found)
+        if ended is None:
+            traceback.print_exception(found)
+        code, text = (
+            (0, f"unexpected {type(found).__name__}: {found}") if ended is None else (ended.code, ended)
+        )
+        sys.stdout.write(f"FATAL ERROR {code}: {text}\n")
+        sys.stdout.flush()
+        return 1
+
+
+async def _run(
+    options: Options | Decide, place: str, tls: Tls | None, tokens: Tokens | None, debug: Debug | None
+) -> int:
+    loop = asyncio.get_running_loop()
+    serving = asyncio.ensure_future(_serving(options, place, tls, tokens, debug))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, serving.cancel)
+    try:
+        await serving
+    except asyncio.CancelledError:
+        return STOPPED
+    return STOPPED
+
+
+async def _serving(
+    options: Options | Decide, place: str, tls: Tls | None, tokens: Tokens | None, debug: Debug | None
+) -> None:
+    async with opened(place, tls=tls, tokens=tokens) as there:
+        decided = options if isinstance(options, Options) else await options(there.client)
+        await serve(decided, there, tell, debug)
+
+
+def end(code: int) -> None:
+    """End the process at once: nothing that is left over may hold the binding."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,79 @@
+"""`Ambrosia` and `ImmortalCoordinator` as bindings start them, with the lines that bindings wait for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.immortal.processes import REPOSITORY, broker, until
+from tests.servers.ports import free_port
+
+from penstock.base.errors import UsageError
+from penstock.cli.ambrosia import COORDINATOR, VERBS, parse
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-i=a", "-rp=1", "-sp=2", "-aa"],
+        ["--instanceName=a", "--receivePort=1", "--sendPort=2", "--activeActive"],
+        ["-instanceName:a", "-receivePort", "1", "-sp", "2", "--activeactive=true"],
+    ],
+)
+def test_options_in_every_spelling(words: list[str]) -> None:
+    found = parse(words, VERBS["RegisterInstance"])
+    assert found == {"instanceName": "a", "receivePort": "1", "sendPort": "2", "activeActive": "true"}
+
+
+def test_places_keep_their_colons() -> None:
+    assert parse(["--log=http://h:1/"], COORDINATOR) == {"log": "http://h:1/"}
+
+
+@pytest.mark.parametrize(
+    ("words", "why"), [(["--instancename"], "wants a value"), (["-x"], "unknown"), (["i=a"], "unknown")]
+)
+def test_options_that_are_refused(words: list[str], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        parse(words, COORDINATOR)
+
+
+def script(function: str, *arguments: str) -> list[str]:
+    code = f"import sys; from penstock.cli.ambrosia import {function}; {function}()"
+    return [sys.executable, "-c", code, *arguments]
+
+
+def test_register_start_and_the_lines_that_bindings_read(tmp_path: Path) -> None:
+    receive, send, port = free_port(), free_port(), free_port()
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    with broker(tmp_path) as place:
+        words = ("RegisterInstance", "-i=node", f"-rp={receive}", f"--sendPort={send}", f"-l={place}")
+        subprocess.run(script("ambrosia", *words), cwd=REPOSITORY, env=env, check=True, timeout=60)
+        out = tmp_path / "out"
+        with out.open("wb") as to:
+            coordinator = subprocess.Popen(
+                script("immortal_coordinator", "--instanceName=node", f"--port={port}"),
+                cwd=REPOSITORY, env=env, stdout=to, stderr=to,
+            )  # fmt: skip
+        binding = None
+        try:
+            until(lambda: out.read_text().startswith("Ready"), "Ready")
+            binding = subprocess.Popen(
+                [sys.executable, "-m", "tests.immortal.lb", "echo", str(receive), str(send),
+                 str(tmp_path / "report"), '{"peer": "nobody"}'],
+                cwd=REPOSITORY,
+            )  # fmt: skip
+            until(lambda: out.read_text().count("Adding ") == 4, "connections to itself")
+            lines = out.read_text().splitlines()
+            assert lines.count("Adding input:") == lines.count("Adding output:") == 2
+            binding.kill()
+            coordinator.wait(60)
+            assert "FATAL ERROR 4: " in out.read_text()
+        finally:
+            coordinator.kill()
+            coordinator.wait()
+            if binding is not None:
+                binding.kill()
+                binding.wait()

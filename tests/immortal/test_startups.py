@@ -1,0 +1,333 @@
+"""What a binding gets at each kind of start, message for message, and what ends a coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.immortal.lb import App, Lb, fork
+from tests.servers.ports import free_port
+
+from penstock.immortal import about, checkpoints, journals
+from penstock.immortal.checkpoints import MissingCheckpointError
+from penstock.immortal.coordinator import Coordinator, FatalError, Options, fatal
+from penstock.immortal.place import Place, opened
+from penstock.immortal.starting import Debug, serve
+from penstock.immortal.wire import Call, MessageType, RpcType, encode_message
+from penstock.journal.embedded import EmbeddedBroker
+
+
+class Counter(App):
+    """Adds up; a large argument is only measured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = {"sum": 0, "firsts": 0, "largest": 0, "version": 1}
+
+    def first(self) -> None:
+        self.state["firsts"] += 1
+
+    def call(self, method: int, arguments: bytes) -> None:
+        if method == 9:
+            self.state["largest"] = max(self.state["largest"], len(arguments))
+            return
+        self.state["sum"] += json.loads(arguments)["n"]
+
+    def upgraded(self) -> None:
+        self.state["version"] = 2
+
+
+class Running:
+    """A coordinator and its binding in this event loop."""
+
+    def __init__(self, options: Options, place: Place, debug: Debug | None = None) -> None:
+        self.options = replace(options, receive_port=free_port(), send_port=free_port())
+        self.app = Counter()
+        self.lb = Lb(self.app)
+        self.coordinator = asyncio.ensure_future(serve(self.options, place, lambda _: None, debug))
+        self.binding = asyncio.ensure_future(self.lb.run(self.options.receive_port, self.options.send_port))
+
+    async def until(self, true: Callable[[], object]) -> None:
+        async with asyncio.timeout(60):
+            while not true():
+                if self.coordinator.done():
+                    self.coordinator.result()
+                self.lb.changed.clear()
+                waiting = asyncio.ensure_future(self.lb.changed.wait())
+                await asyncio.wait(
+                    (waiting, self.coordinator), timeout=1, return_when=asyncio.FIRST_COMPLETED
+                )
+                waiting.cancel()
+
+    async def seen(self, *what: str) -> None:
+        """Exactly this came, in this order."""
+        await self.until(lambda: len(self.lb.seen) >= len(what))
+        assert self.lb.seen == list(what)
+
+    def add(self, n: int) -> None:
+        self.lb.impulse("", Call(1, RpcType.IMPULSE, json.dumps({"n": n}).encode()))
+
+    async def end(self) -> BaseException | None:
+        """As a crash would."""
+        self.coordinator.cancel()
+        self.binding.cancel()
+        await asyncio.wait((self.coordinator, self.binding))
+        for task in (self.coordinator, self.binding):
+            if not task.cancelled() and (error := task.exception()) is not None:
+                return error
+        return None
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with EmbeddedBroker(tmp_path_factory.mktemp("immortal") / "journals") as serving:
+        yield serving.address
+
+
+@asynccontextmanager
+async def instance(place: Place, options: Options, debug: Debug | None = None) -> AsyncIterator[Running]:
+    running = Running(options, place, debug)
+    try:
+        yield running
+    finally:
+        await running.end()
+
+
+def scenario(broker: str, test: Callable[[Place, Options], Any], name: str) -> None:
+    async def run() -> None:
+        async with opened(broker) as place:
+            await test(place, Options(name, 0, 0))
+
+    asyncio.run(run())
+
+
+async def eventually(true: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(60):
+        while not await true():  # noqa: ASYNC110 - what is waited for is told by nobody
+            await asyncio.sleep(0.02)
+
+
+async def has_checkpoints(place: Place, options: Options, number: int) -> None:
+    """The last checkpoint has this number."""
+
+    async def is_there() -> bool:
+        last = (await checkpoints.catalogue(place.client, options.name)).last
+        return last is not None and last.number >= number
+
+    await eventually(is_there)
+
+
+async def _is_trimmed(place: Place, journal: str) -> bool:
+    return await place.client.begin(journal) > 0
+
+
+def test_first_start_then_recoveries(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, options) as one:
+            await one.seen("control 11", "record 0")
+            one.add(5)
+            await one.seen("control 11", "record 0", "record 1")
+        async with instance(place, options) as two:
+            await two.until(lambda: "control 11" in two.lb.seen)
+            await two.seen("checkpoint", "record 0", "record 1", "control 11")
+            assert (two.app.state["sum"], two.app.state["firsts"]) == (5, 1)
+            two.add(6)
+            await two.until(lambda: "record 2" in two.lb.seen)
+        async with instance(place, options) as three:
+            await three.seen("checkpoint", "record 2", "control 11")
+            assert three.app.state["sum"] == 11
+
+    scenario(broker, test, "first")
+
+
+def test_a_crash_before_the_first_record_keeps_the_initial_message(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(place: Place, options: Options) -> None:
+        async def never(*_: object) -> None:
+            await asyncio.Event().wait()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Coordinator, "commit_record", never)
+            async with instance(place, options) as one:
+                await one.seen("control 11")
+                await has_checkpoints(place, options, 1)
+            async with instance(place, options) as two:  # and again before its record, in its second life
+                await two.seen("checkpoint", "control 11")
+                await has_checkpoints(place, options, 2)
+        async with instance(place, options) as three:
+            await three.seen("checkpoint", "control 11", "record 0")
+            assert three.app.state["firsts"] == 1
+
+    scenario(broker, test, "initial")
+
+
+def test_upgrade_and_the_versions_around_it(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, options) as old:
+            await old.seen("control 11", "record 0")
+        async with instance(place, replace(options, upgrade=1)) as new:
+            await new.seen("checkpoint", "record 0", "control 10", "control 2")
+            assert new.app.state["version"] == 2
+            await has_checkpoints(place, options, 3)
+        async with instance(place, options) as stale:
+            with pytest.raises(FatalError, match="version mismatch"):
+                await stale.until(lambda: False)
+        async with instance(place, replace(options, version=1, upgrade=1)) as again:
+            await again.seen("checkpoint", "control 11")
+            assert again.app.state["version"] == 2
+
+    scenario(broker, test, "upgrade")
+
+
+def test_repro_and_what_if_replay_and_follow(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, options) as live:
+            await live.seen("control 11", "record 0")
+            live.add(7)
+            await live.until(lambda: "record 1" in live.lb.seen)
+            async with (
+                instance(place, options, Debug(1)) as repro,
+                instance(place, options, Debug(1, upgrade=True)) as what_if,
+            ):
+                await repro.seen("checkpoint", "record 0", "record 1")
+                await what_if.seen("checkpoint", "control 12", "record 0", "record 1")
+                live.add(8)
+                await repro.seen("checkpoint", "record 0", "record 1", "record 2")
+                assert repro.app.state["sum"] == 15
+                assert what_if.app.state["version"] == 2
+            async with instance(place, options, Debug(9)) as missing:
+                with pytest.raises(MissingCheckpointError, match="no checkpoint 9; there are: 1"):
+                    await missing.until(lambda: False)
+            live.add(1)
+            await live.until(lambda: "record 3" in live.lb.seen)
+
+    scenario(broker, test, "repro")
+
+
+def test_a_checkpoint_on_request_rolls_the_log_and_old_ones_are_deleted(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, replace(options, keep=2)) as one:
+            await one.seen("control 11", "record 0")
+            for number in range(3):
+                one.add(number)
+                await one.until(lambda n=number: f"record {n + 1}" in one.lb.seen)  # type: ignore[misc]
+                one.lb.writer.write(encode_message(MessageType.TAKE_CHECKPOINT))
+                await one.until(lambda n=number: one.lb.seen.count("control 2") == n + 1)  # type: ignore[misc]
+            await has_checkpoints(place, options, 4)
+            log = journals.journal_name(options.name, "log")
+            await eventually(lambda: _is_trimmed(place, log))
+            there = await checkpoints.catalogue(place.client, options.name)
+            assert [entry.number for entry in there.entries] == [3, 4]
+            described = await about.describe(place.client, options.name)
+            assert described.log_begin > 0
+            assert described.checkpoints == there.entries
+        async with instance(place, options) as two:
+            await two.seen("checkpoint", "control 11")
+            assert two.app.state["sum"] == 3
+
+    scenario(broker, test, "rolling")
+
+
+def test_messages_of_32_mib_pass(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, options) as one:
+            await one.seen("control 11", "record 0")
+            one.lb.impulse("", Call(9, RpcType.IMPULSE, bytes(32 << 20)))
+            one.add(1)
+            await one.until(lambda: one.app.state["sum"] == 1)
+            assert one.app.state["largest"] == 32 << 20
+        async with instance(place, options) as two:
+            await two.until(lambda: "control 11" in two.lb.seen)
+            assert two.app.state["largest"] == 32 << 20
+
+    scenario(broker, test, "large")
+
+
+@pytest.mark.parametrize("sent", [b"\x02\x03", b"\x06\x0d\x02\x02", b"\x01", b"\x04\x08\x00", b"\x02\x0b"])
+def test_what_no_binding_may_send_ends_the_coordinator(broker: str, sent: bytes) -> None:
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, options) as one:
+            await one.until(lambda: "control 11" in one.lb.seen)
+            await one.until(lambda: one.lb.seen[-1].startswith("record"))
+            one.lb.writer.write(sent)
+            with pytest.raises(Exception) as raised:
+                await one.until(lambda: False)
+            ended = fatal(raised.value)
+            assert ended is not None
+            assert ended.code == 4
+
+    scenario(broker, test, f"nonsense-{sent.hex()}")
+
+
+def test_a_damaged_log_is_refused_and_nothing_of_it_is_applied(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, options) as one:
+            await one.seen("control 11", "record 0")
+        log = journals.journal_name(options.name, "log")
+        await place.client.append(log, b"\x00" * 64)
+        async with instance(place, options) as two:
+            with pytest.raises(Exception, match=r"log immortals/damaged/log, byte \d+: a record of -1 bytes"):
+                await two.until(lambda: False)
+            assert [what for what in two.lb.seen if what.startswith("control")] == []
+
+    scenario(broker, test, "damaged")
+
+
+def test_two_primaries_never_both_commit(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, options) as one:
+            await one.seen("control 11", "record 0")
+            async with instance(place, options) as two:
+                await two.until(lambda: "control 11" in two.lb.seen)
+                with contextlib.suppress(AssertionError):
+                    one.add(1000)
+                with pytest.raises(Exception, match="claimed by another owner"):
+                    await one.until(lambda: False)
+                two.add(1)
+                await two.until(lambda: two.app.state["sum"] == 1)
+
+    scenario(broker, test, "rivals")
+
+
+def test_secondaries_follow_and_one_takes_over_without_a_checkpoint(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        options = replace(options, active=True, trigger=1)
+        async with instance(place, options) as primary:
+            await primary.until(lambda: "record 0" in primary.lb.seen)
+            async with instance(place, replace(options, replica=1)) as second:
+                await second.until(lambda: "record 0" in second.lb.seen)
+                # Each record rolls the log: as soon as the secondary listens it takes the checkpoints, not the primary.
+                while "control 2" not in second.lb.seen:
+                    primary.add(1)
+                    await asyncio.sleep(0.05)
+                asked, taken = primary.lb.seen.count("control 2"), second.lb.seen.count("control 2")
+                primary.add(100)
+                await second.until(lambda: second.lb.seen.count("control 2") > taken)
+                assert primary.lb.seen.count("control 2") == asked
+                await primary.end()
+                await second.until(lambda: "control 15" in second.lb.seen)
+                assert "control 11" not in second.lb.seen
+                before = second.app.state["sum"]
+                second.add(6)
+                await second.until(lambda: second.app.state["sum"] == before + 6)
+
+    scenario(broker, test, "replicas")
+
+
+def test_forks_to_oneself_under_either_name(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, options) as one:
+            await one.until(lambda: "record 0" in one.lb.seen)
+            for name in ("", options.name):
+                one.lb.send(name, fork(1, n=1))
+            one.lb.flush()
+            await one.until(lambda: one.app.state["sum"] == 2)
+
+    scenario(broker, test, "selfish")
