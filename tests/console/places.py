@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from penstock.console.cluster import Cluster
 from penstock.console.definitions import Definitions
 from penstock.console.reaching import DirectoryPlace, Reaching
 from penstock.console.serving import Door, beside
@@ -145,10 +146,11 @@ def console(
     *,
     reaching: Reaching | None = None,
     files: dict[str, str] | None = None,
+    cluster: Cluster | None = None,
 ) -> Iterator[str]:
     """A console in a thread; gives its address."""
     address: list[str] = []
     definitions = Definitions(files or {}, recorded=True)
     place = reaching or DirectoryPlace(data, f" --data-dir {data}")
-    with beside(place, definitions, door or Door("127.0.0.1:0"), address.append):
+    with beside(place, definitions, door or Door("127.0.0.1:0"), address.append, cluster):
         yield address[0].rstrip("/")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,9 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.journal.cluster.processes import cluster
 from tests.servers.cache import end_with_parent
 from tests.servers.ports import free_port
 
+from penstock.cli.broker_cluster import PREFIX
+from penstock.console.cluster import Cluster, Etcd
 from penstock.console.reaching import BrokerPlace
 from penstock.journal.client import Client
 
@@ -150,6 +154,23 @@ def test_a_broker_that_is_killed_is_told_and_found_again(tmp_path: Path, visit: 
                     place.log(client, [order(number) for number in range(5, 8)])
                 expect(page.locator("#main"), "8 messages logged")
                 page.locator(".note.bad").wait_for(state="detached")
+
+
+def test_a_cluster_that_loses_a_broker(tmp_path: Path, visit: Visit) -> None:
+    with cluster(tmp_path / "brokers", "ab") as running:
+        running.create("some/journal", replication=2)
+        address = f"http://{running['a'].address}"
+        etcd = Cluster(Etcd([running.etcd.uri], PREFIX))
+        with console(tmp_path, reaching=BrokerPlace(lambda: Client(address), address), cluster=etcd) as at:
+            page = visit(f"{at}/#/journals")
+            expect(page.locator("#main"), "all journals are well")
+            expect(page.locator("#main"), "leader")
+            expect(page.get_by_role("region", name="Journals"), "2 of 2")
+            accessible(page)
+            running["b"].kill()
+            expect(page.locator("#main"), "1 journal not well")
+            page.get_by_role("link", name="some/journal").first.click()
+            expect(page.locator("dl"), re.compile("too few brokers|a replica is silent"))
 
 
 def suspended_and_reset(page: Page, at: str) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.base.errors import UsageError
+from penstock.cli.broker_cluster import EtcdSettings, etcd_options
 from penstock.cli.common import (
     DEFAULT_DATA_DIR,
     emit,
@@ -25,6 +26,7 @@ from penstock.cli.common import (
 from penstock.cli.connection import Connection, broker_options
 
 if TYPE_CHECKING:
+    from penstock.console.cluster import Cluster
     from penstock.console.definitions import Definitions
     from penstock.console.reaching import Reaching
     from penstock.console.serving import Door
@@ -55,6 +57,7 @@ DEFAULT_LISTEN = "127.0.0.1:8400"
 @click.option("--read-only", is_flag=True, help="Nobody changes anything from here.")
 @click.option("--tls-cert", type=_FILE, help="TLS of the page: the certificate.")
 @click.option("--tls-key", type=_FILE, help="TLS of the page: its key.")
+@etcd_options(required=False)
 @value_files
 @broker_options
 @json_option
@@ -69,6 +72,7 @@ def console(
     tls_cert: Path | None,
     tls_key: Path | None,
     connection: Connection,
+    etcd: EtcdSettings,
 ) -> None:
     """Serve a web page to watch pipelines and to mend a stuck sink.
 
@@ -80,13 +84,29 @@ def console(
     Examples:
       penstock console
       penstock console shop.py --data-dir /var/lib/penstock
-      penstock console --broker http://10.0.0.4:8080 --read-only
+      penstock console --broker http://10.0.0.4:8080 --etcd http://10.0.0.4:2379 --read-only
       penstock console --listen 0.0.0.0:8400 --users users --tls-cert cert.pem --tls-key key.pem
     """
     _require_extra()
     made = door(listen, token, users, read_only=read_only, cert=tls_cert, key=tls_key)
     made.options()
-    asyncio.run(_until_signalled(ctx, reaching(connection), _definitions(ctx, files, connection), made))
+    definitions, cluster = _definitions(ctx, files, connection), _cluster(etcd, connection)
+    asyncio.run(_until_signalled(ctx, reaching(connection), definitions, made, cluster))
+
+
+def _cluster(etcd: EtcdSettings, connection: Connection) -> Cluster | None:
+    """What looks at the cluster, if its etcd was named."""
+    if not etcd.addresses:
+        return None
+    from penstock.console.cluster import Cluster, Etcd
+    from penstock.journal import auth
+    from penstock.journal.client.connection import NoTokens
+    from penstock.journal.tls import ClientTls
+
+    keys = connection.auth_keys
+    tokens = auth.TokenSource(auth.keys_from(keys)) if keys else NoTokens()
+    trusted = ClientTls(connection.ca_file) if connection.ca_file is not None else None
+    return Cluster(Etcd(etcd.addresses, etcd.prefix, etcd.user, etcd.password, etcd.tls(), trusted, tokens))
 
 
 def _require_extra() -> None:
@@ -146,7 +166,7 @@ def _definitions(ctx: click.Context, files: tuple[str, ...], connection: Connect
 
 
 async def _until_signalled(
-    ctx: click.Context, reaching: Reaching, definitions: Definitions, door: Door
+    ctx: click.Context, reaching: Reaching, definitions: Definitions, door: Door, cluster: Cluster | None
 ) -> None:
     from penstock.console.serving import serve
 
@@ -161,7 +181,7 @@ async def _until_signalled(
         else:
             click.echo(f"The console of {reaching.place} is at {address}  (Ctrl-C ends it)")
 
-    await serve(reaching, definitions, door, ready=ready, stop=stop)
+    await serve(reaching, definitions, door, ready=ready, stop=stop, cluster=cluster)
 
 
 @contextmanager

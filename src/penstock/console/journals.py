@@ -10,9 +10,12 @@ import threading
 import time
 from collections.abc import Mapping
 
+import msgspec
+
 from penstock.base.errors import PenstockError, UsageError
 from penstock.base.secrets import mask
 from penstock.console.actions import Outcome, Plan, Wish
+from penstock.console.cluster import Cluster
 from penstock.console.reaching import Reaching
 from penstock.console.views import Json
 from penstock.journal import check, upkeep
@@ -33,12 +36,14 @@ _REMEMBERED = 5000
 class JournalQuestions:
     """May be used by several threads."""
 
-    def __init__(self, reaching: Reaching) -> None:
+    def __init__(self, reaching: Reaching, cluster: Cluster | None = None) -> None:
         self._reaching = reaching
+        self._cluster = cluster
         self._heads: dict[str, tuple[float, int]] = {}
         self._stores: dict[str, tuple[float, str]] = {}
+        self._healthy: tuple[object, Json] | None = None
         self._listed: tuple[tuple[object, str, int], Json] | None = None
-        """The last page, good for as long as nothing can have changed."""
+        """The last answers, good for as long as nothing can have changed."""
         self._lock = threading.Lock()
 
     def list(self, asked: Mapping[str, str]) -> Json:
@@ -76,6 +81,7 @@ class JournalQuestions:
             if found is None:
                 raise UsageError(f"there is no journal '{journal}'")
             row = self._row(client, found, len(_brokers(client.list())))
+            status = self._cluster.journal(journal) if self._cluster else None
             fragments: list[Fragment] = []
             problem = None
             head = 0
@@ -90,6 +96,8 @@ class JournalQuestions:
         faults = check.layout(fragments, head) if fragments else []
         return {
             **row,
+            "state": status.state if status else None,
+            "replicas": msgspec.to_builtins(status.replicas) if status else [],
             "spec": plain(found.spec),
             "head": head,
             "problem": problem,
@@ -113,6 +121,17 @@ class JournalQuestions:
 
     def health(self) -> Json:
         """The brokers, the key space and the stores."""
+        state = self._reaching.changed()
+        with self._lock:
+            known = self._healthy
+        if state is not None and known is not None and known[0] == state:
+            return known[1]
+        answer = self._ask_health()
+        with self._lock:
+            self._healthy = (self._reaching.changed(), answer)
+        return answer
+
+    def _ask_health(self) -> Json:
         with self._reaching.looking() as directory:
             client, everything = directory.client, directory.client.list()
             stores = sorted({url for one in everything for url in one.spec.fragment.stores})
@@ -125,6 +144,7 @@ class JournalQuestions:
             ]
         brokers = _brokers(everything)
         return {
+            "cluster": self._cluster.told() if self._cluster else None,
             "brokers": brokers,
             "journals": len(everything),
             "short": [one.spec.name for one in everything if not _whole(one, len(brokers))][:20],

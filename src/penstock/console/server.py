@@ -27,6 +27,7 @@ from penstock.base.errors import InUseError, PenstockError, UsageError
 from penstock.base.secrets import mask
 from penstock.console.access import Access, Session, is_loopback
 from penstock.console.actions import Actions, Wish
+from penstock.console.cluster import Cluster
 from penstock.console.journals import JournalQuestions
 from penstock.console.lookout import Lookout, Subscriber
 from penstock.console.questions import Questions
@@ -78,12 +79,18 @@ class Console:
     """The application. Lives in one event loop."""
 
     def __init__(
-        self, lookout: Lookout, questions: Questions, actions: Actions, access: Access, options: Options
+        self,
+        lookout: Lookout,
+        questions: Questions,
+        actions: Actions,
+        access: Access,
+        options: Options,
+        cluster: Cluster | None = None,
     ) -> None:
         self._lookout = lookout
         self._questions = questions
         self._actions = actions
-        self._journals = JournalQuestions(lookout.reaching)
+        self._journals = JournalQuestions(lookout.reaching, cluster)
         self._access = access
         self._options = options
         self._threads = ThreadPoolExecutor(_THREADS, "console")

@@ -15,6 +15,7 @@ from aiohttp import web
 from penstock.base.errors import UsageError
 from penstock.console.access import Access, Credential, is_loopback
 from penstock.console.actions import Actions
+from penstock.console.cluster import Cluster
 from penstock.console.definitions import Definitions
 from penstock.console.lookout import Lookout
 from penstock.console.questions import Questions
@@ -74,13 +75,14 @@ async def serve(
     *,
     ready: Callable[[str], None],
     stop: asyncio.Event,
+    cluster: Cluster | None = None,
 ) -> None:
     """Serve until `stop`; `ready` is told the address."""
     options = door.options()
     access = Access(door.credentials, local=is_loopback(options.host), read_only=door.read_only)
     lookout = Lookout(reaching)
     console = Console(
-        lookout, Questions(reaching, definitions), Actions(reaching, definitions), access, options
+        lookout, Questions(reaching, definitions), Actions(reaching, definitions), access, options, cluster
     )
     runner = web.AppRunner(
         console.application(), access_log=None, handle_signals=False, shutdown_timeout=_STOP_SECONDS
@@ -113,7 +115,11 @@ def _address(runner: web.AppRunner, options: Options) -> str:
 
 @contextmanager
 def beside(
-    reaching: Reaching, definitions: Definitions, door: Door, ready: Callable[[str], None]
+    reaching: Reaching,
+    definitions: Definitions,
+    door: Door,
+    ready: Callable[[str], None],
+    cluster: Cluster | None = None,
 ) -> Iterator[None]:
     """The console in a thread of its own for the time of the block."""
     door.options()
@@ -129,7 +135,7 @@ def beside(
             ready(address)
             started.set()
 
-        await serve(reaching, definitions, door, ready=up, stop=stop)
+        await serve(reaching, definitions, door, ready=up, stop=stop, cluster=cluster)
 
     def run() -> None:
         try:

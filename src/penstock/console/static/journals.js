@@ -16,22 +16,35 @@ async function load(query, again, mine = (state = { for: query, found: state.fou
 }
 
 async function look(again) {
-  health = { at: Date.now(), ...(health ?? {}) };
+  health = { ...(health ?? {}), at: Date.now() };
   try { health = { at: Date.now(), found: await ask("/api/health") }; } catch (error) { health = { at: Date.now(), error }; }
   again();
 }
 
 const chip = (tone, text) => h("span", { class: `chip ${tone}` }, h("span", { class: `dot ${tone}` }), text);
 
+function brokers(found) {
+  const cluster = found.cluster, members = cluster?.members ?? found.brokers;
+  return members.length ? h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Broker"), ["Primary of", "Replica of"].map((t) => h("th", { scope: "col", class: "n" }, t)))),
+    h("tbody", {}, members.map((one) => h("tr", { key: one.name }, h("td", {}, one.name, one.leader ? [" ", chip("ok", "leader")] : null, one.exiting ? [" ", chip("warn", "exiting")] : null, one.endpoint ? h("div", { class: "dim" }, one.endpoint) : null), h("td", { class: "n" }, count(one.primary)), h("td", { class: "n" }, count(one.replica)))))) : h("p", { class: "dim" }, "No journal has a broker.");
+}
+
+function keyspace(found) {
+  const cluster = found.cluster;
+  if (cluster) {
+    return h("div", {}, h("p", {}, "etcd ", h("code", {}, cluster.etcd.join(", ")), " ", chip(cluster.problem ? "bad" : "ok", cluster.problem ? "does not answer" : "healthy"), cluster.revision ? h("span", { class: "dim num" }, ` revision ${count(cluster.revision)}, ${cluster.prefix}`) : null), cluster.problem ? h("p", { class: "note bad" }, cluster.problem) : null);
+  }
+  return found.keyspace ? h("p", { class: "dim num" }, `Key space ${found.keyspace.cluster}, revision ${count(found.keyspace.revision)}${found.keyspace.term ? `, term ${found.keyspace.term}` : ""}; answered by ${found.keyspace.answered_by}`) : null;
+}
+
 function around() {
   const found = health?.found;
   if (health?.error) return problem(health.error);
   if (!found) return h("section", { class: "card" }, h("p", { class: "dim", role: "status" }, "Asking brokers and stores…"));
+  const unwell = found.cluster?.unwell ?? found.short.map((name) => ({ name, state: "short of replicas" })), many = found.cluster?.unwell_count ?? unwell.length;
   return h("div", { class: "two even" },
-    h("section", { class: "card" }, h("header", {}, h("h2", {}, "Brokers"), chip(found.short.length ? "bad" : "ok", found.short.length ? `${counted(found.short.length, "journal")} short of replicas` : "all journals have their brokers")),
-      found.brokers.length ? h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Broker"), h("th", { scope: "col", class: "n" }, "Primary of"), h("th", { scope: "col", class: "n" }, "Replica of"))),
-        h("tbody", {}, found.brokers.map((one) => h("tr", { key: one.name }, h("td", {}, one.name, one.endpoint ? h("div", { class: "dim" }, one.endpoint) : null), h("td", { class: "n" }, count(one.primary)), h("td", { class: "n" }, count(one.replica)))))) : h("p", { class: "dim" }, "No journal has a broker."),
-      found.keyspace ? h("p", { class: "dim num" }, `Key space ${found.keyspace.cluster}, revision ${count(found.keyspace.revision)}${found.keyspace.term ? `, term ${found.keyspace.term}` : ""}; answered by ${found.keyspace.answered_by}`) : null),
+    h("section", { class: "card" }, h("header", {}, h("h2", {}, "Brokers"), chip(many ? "bad" : "ok", many ? `${counted(many, "journal")} not well` : "all journals are well")), brokers(found), keyspace(found),
+      unwell.length ? h("ul", { class: "steps" }, unwell.slice(0, 10).map((one) => h("li", { class: "bad" }, h("a", { href: `#/journals/${encodeURIComponent(one.name)}` }, one.name), `: ${one.state}`))) : null),
     h("section", { class: "card" }, h("header", {}, h("h2", {}, "Stores")), found.stores.length ? h("ul", { class: "steps" }, found.stores.map((one) => h("li", { class: one.problem ? "bad" : "ok" }, h("code", {}, one.store), " ", chip(one.problem ? "bad" : "ok", one.problem ? "not healthy" : "healthy"), one.problem ? h("p", {}, one.problem) : null))) : h("p", { class: "dim" }, "No journal names a store.")));
 }
 
@@ -49,7 +62,7 @@ export const journals = {
   leave: () => clearTimeout(timer),
   render(again, { query }) {
     if (state.for !== query || !state.found) { if (state.for !== query || !state.busy) { const mine = (state = { for: query, found: state.found, busy: true }); load(query, again, mine); } }
-    if (!health || Date.now() - health.at > 30000) look(again);
+    if (!health || Date.now() - health.at > 4000) look(again);
     const asked = new URLSearchParams(query), { found, error } = state;
     const to = (changes) => { const next = new URLSearchParams(query); for (const [k, v] of Object.entries(changes)) if (v) next.set(k, v); else next.delete(k); return `#/journals?${next}`; };
     return [h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Journals and brokers"), h("span", { class: "grow" }), found ? h("span", { class: "dim num" }, counted(found.total, "journal")) : null),
@@ -65,11 +78,14 @@ let one = { for: "" };
 
 export const journal = {
   title: ({ journal: name }) => name,
+  leave: () => clearTimeout(timer),
   render(again, { journal: name }) {
     const fetchIt = () => { const mine = (one = { for: name, found: one.for === name ? one.found : null }); ask(`/api/journal?name=${encodeURIComponent(name)}`).then((found) => { mine.found = found; }, (error) => { mine.error = error; }).then(again); };
     if (one.for !== name) fetchIt();
+    clearTimeout(timer);
+    timer = setTimeout(() => { if (location.hash === `#/journals/${encodeURIComponent(name)}`) fetchIt(); }, 4000);
     const { found, error } = one, go = (action) => () => act("/api/journals", { action, sink: name }, fetchIt);
-    const pairs = found ? [["Size", bytes(found.bytes)], ["Write head", count(found.head)], ["Primary", found.primary ?? "none"], ["Brokers", found.members.join(", ") || "none"], ["Replicas wanted", count(found.replication)], ["Suspended", found.suspended === "NONE" ? "no" : found.suspended.toLowerCase()], ["Stores", found.stores.join(", ") || "none"], found.pipeline ? ["Pipeline", h("a", { href: `#/p/${encodeURIComponent(found.pipeline)}` }, found.pipeline)] : null].filter(Boolean) : [];
+    const pairs = found ? [["Size", bytes(found.bytes)], ["Write head", count(found.head)], ["Primary", found.primary ?? "none"], ["Brokers", found.members.join(", ") || "none"], ["Replicas wanted", count(found.replication)], found.state ? ["State", found.state] : null, ...found.replicas.map((one) => [`${one.zone}/${one.id}`, one.trouble || (one.write_head === null ? "not asked" : `write head ${count(one.write_head)}${one.lag ? `, ${bytes(one.lag)} behind` : ""}`)]), ["Suspended", found.suspended === "NONE" ? "no" : found.suspended.toLowerCase()], ["Stores", found.stores.join(", ") || "none"], found.pipeline ? ["Pipeline", h("a", { href: `#/p/${encodeURIComponent(found.pipeline)}` }, found.pipeline)] : null].filter(Boolean) : [];
     return [h("div", { class: "crumbs" }, h("a", { href: "#/journals" }, "Journals")), h("div", { class: "head" }, h("h1", { tabindex: "-1" }, name)), error ? problem(error) : null, !found && !error ? h("div", { class: "loading", role: "status" }, "Asking for it…") : null,
       found?.problem ? h("p", { class: "note bad" }, found.problem) : null, found?.faults.map((fault) => h("p", { class: "note bad" }, `${fault.fault}: ${fault.text}`)),
       found ? h("div", { class: "two" }, h("section", { class: "card" }, h("header", {}, h("h2", {}, "Fragments"), h("span", { class: "dim num" }, count(found.fragment_count)), found.faults.length ? chip("bad", "damaged") : chip("ok", "no hole, no overlap")),
