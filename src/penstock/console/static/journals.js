@@ -2,7 +2,7 @@
 
 import { act, problem } from "./dialog.js";
 import { h } from "./dom.js";
-import { ask } from "./store.js";
+import { ask, store } from "./store.js";
 import { bytes, count, counted } from "./words.js";
 
 let state = { for: "" }, health = null, timer = null;
@@ -83,7 +83,8 @@ export const journal = {
     const fetchIt = () => { const mine = (one = { for: name, found: one.for === name ? one.found : null }); ask(`/api/journal?name=${encodeURIComponent(name)}`).then((found) => { mine.found = found; }, (error) => { mine.error = error; }).then(again); };
     if (one.for !== name) fetchIt();
     clearTimeout(timer);
-    timer = setTimeout(() => { if (location.hash === `#/journals/${encodeURIComponent(name)}`) fetchIt(); }, 4000);
+    const moves = store.place.place.includes("://") || [...store.pipelines.values()].some((view) => view.running);
+    if (moves) timer = setTimeout(() => { if (location.hash === `#/journals/${encodeURIComponent(name)}`) fetchIt(); }, 4000);
     const { found, error } = one, go = (action) => () => act("/api/journals", { action, sink: name }, fetchIt);
     const pairs = found ? [["Size", bytes(found.bytes)], ["Write head", count(found.head)], ["Primary", found.primary ?? "none"], ["Brokers", found.members.join(", ") || "none"], ["Replicas wanted", count(found.replication)], found.state ? ["State", found.state] : null, ...found.replicas.map((one) => [`${one.zone}/${one.id}`, one.trouble || (one.write_head === null ? "not asked" : `write head ${count(one.write_head)}${one.lag ? `, ${bytes(one.lag)} behind` : ""}`)]), ["Suspended", found.suspended === "NONE" ? "no" : found.suspended.toLowerCase()], ["Stores", found.stores.join(", ") || "none"], found.pipeline ? ["Pipeline", h("a", { href: `#/p/${encodeURIComponent(found.pipeline)}` }, found.pipeline)] : null].filter(Boolean) : [];
     return [h("div", { class: "crumbs" }, h("a", { href: "#/journals" }, "Journals")), h("div", { class: "head" }, h("h1", { tabindex: "-1" }, name)), error ? problem(error) : null, !found && !error ? h("div", { class: "loading", role: "status" }, "Asking for it…") : null,
