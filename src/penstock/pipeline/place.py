@@ -64,6 +64,10 @@ def empty_scratch(place: Place, given: Path | None, pipeline: str) -> Path:
     return scratch
 
 
+GATHER = "1s"
+"""How long a batch waits for more while a source fills the log."""
+
+
 def source_options(pipeline: Pipeline, place: Place) -> dict[str, str]:
     """What Spark is told: names and limits, never an adaptor's settings, since its plans show options."""
     options = {
@@ -71,6 +75,7 @@ def source_options(pipeline: Pipeline, place: Place) -> dict[str, str]:
         "pipeline": pipeline.name,
         "maxBytes": str(pipeline.settings.batch_bytes),
         "maxMessages": str(pipeline.settings.batch_messages),
+        "gather": GATHER,
     }
     if place.remote:
         reach = place.reach

@@ -40,6 +40,7 @@ OPTIONS = (
     "maxMessages",
     "partitions",
     "wait",
+    "gather",
     "failOnDataLoss",
     "chunkBytes",
     "maxLineBytes",
@@ -118,6 +119,7 @@ class SourceOptions:
     max_messages: int | None
     partitions: int
     wait: float
+    gather: float
     fail_on_data_loss: bool | None
     chunk_bytes: int
     max_line_bytes: int
@@ -160,6 +162,7 @@ class SourceOptions:
             max_messages=given.take("maxMessages", _positive, 500_000 if records else None),
             partitions=given.take("partitions", _positive, os.cpu_count() or 2),
             wait=given.take("wait", _seconds, 1.0),
+            gather=given.take("gather", _seconds, 0.0),
             fail_on_data_loss=given.take("failOnDataLoss", _boolean),
             chunk_bytes=given.take("chunkBytes", _positive_size, 1 << 20),
             max_line_bytes=given.take("maxLineBytes", _positive_size, _MAX_LINE),

@@ -27,6 +27,14 @@ SMALL_BATCH = 4 << 20
 Place = dict[str, int]
 
 
+MUCH = 4 << 20
+"""Bytes that show that a journal is being filled rather than fed."""
+REST = 0.15
+"""Seconds after which one looks whether it still is."""
+STEADY = 1 / 16
+"""Of `MUCH`, what must have come by then."""
+
+
 class Planner(ABC):
     """What both readers need of a journal. Lives in Spark's planning process."""
 
@@ -73,6 +81,20 @@ class Planner(ABC):
         self._lacking_since = None if head >= beyond else self._lacking_since or now
         if self._lacking_since is not None and now - self._lacking_since > ranges.PATIENCE:
             raise ranges.set_back(self.options.journal, head, beyond)
+        return head
+
+    def gather(self, begin: int, head: int) -> int:
+        """The head, once what is coming quickly has come, so that a batch from `begin` on is worth its cost.
+
+        A small batch costs as much as some megabytes of a large one. So where much is there already and more comes, it
+        waits: until it is full, `gather` seconds are over, or the journal rests. What trickles in waits for nothing.
+        """
+        full, deadline = begin + self.options.max_bytes, time.monotonic() + self.options.gather
+        while head - begin >= MUCH and head < full and (left := deadline - time.monotonic()) > 0:
+            later = self.client.wait(self.options.journal, min(head + MUCH, full) - 1, min(REST, left))
+            if later - head < MUCH * STEADY:
+                return max(later, head)
+            head = later
         return head
 
     def _loss(self, begin: int, end: int) -> None:

@@ -118,7 +118,10 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Place, limit: ReadLimit) -> Place:  # noqa: N802
         """The end of the next batch. With nothing new it waits in the broker rather than in a loop."""
         with faults.step("plan"):
-            head = self._planner.wait(start["byte"]) if self._target is None else self._target
+            if self._target is None:
+                head = self._planner.gather(start["byte"], self._planner.wait(start["byte"]))
+            else:
+                head = self._target
             return self._planner.latest(start, max(head, start["byte"]), self._limits(limit))
 
     def partitions(self, start: Place, end: Place) -> Sequence[InputPartition]:
