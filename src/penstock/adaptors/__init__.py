@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.adaptors.base import Adaptor
+from penstock.adaptors.connector import Connector
 from penstock.adaptors.delta import Delta
 from penstock.adaptors.discard import Discard
 from penstock.adaptors.elasticsearch import Elasticsearch
@@ -33,6 +34,7 @@ from penstock.base.settings import load
 ALL: Mapping[str, type[Adaptor]] = {
     kind.name: kind
     for kind in (
+        Connector,
         Delta,
         Discard,
         Elasticsearch,
@@ -53,6 +55,11 @@ ALL: Mapping[str, type[Adaptor]] = {
     )
 }
 """Every built-in adaptor by its name, for `about` and `init`."""
+
+
+def connector(**settings: object) -> Connector:
+    """Programs that speak the connector protocol, as source: `connector(listen="127.0.0.1:7110", instance="web")`."""
+    return load("adaptor 'connector'", Connector, settings)
 
 
 def delta(**settings: object) -> Delta:
