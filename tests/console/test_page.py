@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
+from penstock.immortal import about
+from penstock.journal.client import AsyncClient
 from penstock.log.control import Control, ControlEntry
 from penstock.log.message import Message, Mode
 from penstock.log.offsets import Commit, OffsetLog
@@ -211,7 +215,8 @@ def test_every_page_is_for_everybody(shop: Place, at: str, visit: Visit, dark: b
         ("p/shop/record", "record"),
         ("journals", "journals"),
         ("journals/pipelines%2Fshop%2Flog", "journal"),
-        ("spark", "nothing"),
+        ("immortals", "no-immortals"),
+        ("spark", "no-spark"),
     ):
         page.goto(f"{at}/#/{path}")
         expect(page.get_by_role("heading", level=1))
@@ -255,3 +260,34 @@ def test_with_nothing_there_it_shows_how_to_start(tmp_path: Path, visit: Visit) 
         (tmp_path / "late" / "data").rename(tmp_path / "none")
         page.goto(f"{at}/#/")
         expect(page.locator(".node.bad"), "sales")
+
+
+def test_immortals_are_shown_without_their_secrets(shop: Place, at: str, visit: Visit) -> None:
+    page = visit(f"{at}/#/immortals")
+    expect(page.locator("#main"), "No immortal lives here")
+    with shop.client() as client:
+        asyncio_in_a_thread(_registered(client.address))
+    page.goto(f"{at}/#/")
+    page.goto(f"{at}/#/immortals")
+    expect(page.locator("tbody"), "replica 0 at 10.0.0.7:4000")
+    accessible(page)
+    page.get_by_role("link", name="counter").click()
+    expect(page.get_by_role("heading", name="counter"))
+    expect(page.locator("#main"), "replica 1")
+    accessible(page)
+    assert "sesame-sesame" not in page.content()
+    assert b"sesame-sesame" not in page.request.get(f"{at}/api/immortals").body()
+
+
+async def _registered(address: str) -> None:
+    async with AsyncClient(address) as client:
+        await about.register(client, "counter", about.Registration(0, 2000, 2001))
+        await about.register(client, "counter", about.Registration(1, 2010, 2011, active=True))
+        serving = about.Serving(0, "me", 1, "10.0.0.7", 4000, "sesame-sesame", at=now_us() / 1e6)
+        await about.say(client, "counter", serving)
+
+
+def asyncio_in_a_thread(work: Coroutine[object, object, None]) -> None:
+    """The browser's driver has the event loop of this thread."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, work).result()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from penstock.base.errors import UsageError
+from penstock.base.units import counted as counted
 
 if TYPE_CHECKING:
     from penstock.journal.client import Client
