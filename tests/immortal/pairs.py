@@ -22,7 +22,7 @@ from penstock.immortal.binding.outside import Outside
 
 REPOSITORY = Path(__file__).parents[2]
 APPS = Path(__file__).parent / "apps.py"
-PATIENCE = 90.0
+PATIENCE = 180.0
 
 
 def until(true: Callable[[], object], what: str) -> None:
@@ -35,11 +35,14 @@ def until(true: Callable[[], object], what: str) -> None:
 class Pair:
     """A binding, which starts its coordinator."""
 
-    def __init__(self, place: str, folder: Path, name: str, app: str, *coordinator: str) -> None:
+    def __init__(
+        self, place: str, folder: Path, name: str, app: str, *coordinator: str, apps: Path = APPS
+    ) -> None:
         self.place = place
         self.folder = folder
         self.name = name
         self.app = app
+        self.apps = apps
         self.coordinator_options = coordinator
         self.port = free_port()
         self.output = folder / f"{name}-{self.port}.log"
@@ -47,10 +50,10 @@ class Pair:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, upgrade_to: str = "", **environment: str) -> None:
-        app = f"{APPS}:{self.app}"
+        app = f"{self.apps}:{self.app}"
         what = ["run", app, "--name", self.name]
         if upgrade_to:
-            what = ["upgrade", self.name, "--from", app, "--to", f"{APPS}:{upgrade_to}"]
+            what = ["upgrade", self.name, "--from", app, "--to", f"{self.apps}:{upgrade_to}"]
         command = [sys.executable, "-m", "penstock", "immortal", *what, "--log", self.place]
         command += ["--http", f"127.0.0.1:{self.port}", "--", "--keep-checkpoints", "1000"]
         if environment:

@@ -105,7 +105,7 @@ def test_a_counted_stream_outlives_kills_of_everything(tmp_path: Path) -> None:
         with running(left, right):
             left.wait_for("poked", 1)
             die_in_each_step(left)
-            kills(left, right, 1, [("left", "coordinator"), ("right", "binding"), ("everything", "both")])
+            kills(left, right, 1, [("right", "binding"), ("everything", "coordinator")])
             check_totals(left, right)
         check_logs(place)
 
