@@ -35,7 +35,8 @@ def test_a_stream_that_anybody_holds_is_refused_until_it_is_let_go() -> None:
     registry.accepted(1, 7, "s")
     registry.ending(1, 7)
     assert not registry.notify(2, 7)
-    registry.ended(1, 7)
+    registry.has_ended(7)
+    registry.closed(1, 7)
     assert registry.notify(2, 7)
     assert registry.points[7].ended
 
@@ -65,7 +66,7 @@ def test_letting_go_twice_does_no_harm_and_touches_nobody_else() -> None:
     registry.relinquish(1)
     registry.notify(2, 7)
     assert registry.relinquish(1) == []
-    registry.ended(1, 7)
+    registry.closed(1, 7)
     assert registry.of(2) == {7: Held.PENDING}
 
 
@@ -260,7 +261,7 @@ class Model:
         worker, stream, _ = self.sessions.pop(key)
         worker.registry.ending(key, stream)
         if worker.journal.append(worker.epoch, fr.encode(fr.EosMessage(stream))):
-            worker.registry.ended(key, stream)
+            worker.registry.closed(key, stream)
         else:
             worker.registry.relinquish(key)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.adaptors.base import Adaptor
+from penstock.adaptors.connector import Connector
 from penstock.adaptors.delta import Delta
 from penstock.adaptors.discard import Discard
 from penstock.adaptors.elasticsearch import Elasticsearch
@@ -29,11 +30,13 @@ from penstock.adaptors.rabbitmq import RabbitMq
 from penstock.adaptors.redis import Redis
 from penstock.adaptors.s3 import S3
 from penstock.adaptors.sqlite import Sqlite
+from penstock.adaptors.tcp import Tcp
 from penstock.base.settings import load
 
 ALL: Mapping[str, type[Adaptor]] = {
     kind.name: kind
     for kind in (
+        Connector,
         Delta,
         Discard,
         Elasticsearch,
@@ -52,9 +55,18 @@ ALL: Mapping[str, type[Adaptor]] = {
         Redis,
         S3,
         Sqlite,
+        Tcp,
     )
 }
 """Every built-in adaptor by its name, for `about` and `init`."""
+
+
+def connector(**settings: object) -> Connector:
+    """Programs that speak the connector protocol, as source: `connector(listen="127.0.0.1:7110", instance="web")`.
+
+    As a sink each batch is one transaction there: `connector(sink="localhost:7200", cookie="${COOKIE}")`.
+    """
+    return load("adaptor 'connector'", Connector, settings)
 
 
 def delta(**settings: object) -> Delta:
@@ -150,8 +162,14 @@ def sqlite(**settings: object) -> Sqlite:
     return load("adaptor 'sqlite'", Sqlite, settings)
 
 
+def tcp(**settings: object) -> Tcp:
+    """Lines of JSON over a plain TCP connection, as sink: `tcp(uri="tcp://localhost:9000")`."""
+    return load("adaptor 'tcp'", Tcp, settings)
+
+
 __all__ = [
     "ALL",
+    "connector",
     "delta",
     "discard",
     "elasticsearch",
@@ -169,4 +187,5 @@ __all__ = [
     "redis",
     "s3",
     "sqlite",
+    "tcp",
 ]

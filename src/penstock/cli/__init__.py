@@ -18,6 +18,7 @@ from penstock import __version__
 from penstock.cli import (
     brokers,
     clusters,
+    connectors,
     dead,
     immortal,
     journals,
@@ -55,6 +56,7 @@ _SECTIONS = {
         dead.dead,
     ),
     "Journals": (brokers.broker, clusters.cluster, journals.journals),
+    "Connectors": (connectors.connector,),
     "Immortals": (immortal.immortal,),
 }
 

@@ -21,7 +21,7 @@ from penstock.base.errors import UsageError
 from penstock.cli.common import data_dir_option
 
 if TYPE_CHECKING:
-    from penstock.journal.client import Client
+    from penstock.journal.client import AsyncClient, Client
     from penstock.journal.client.connection import Tokens
     from penstock.journal.tls import ClientTls
 
@@ -60,6 +60,14 @@ class Connection:
 
         files = (self.ca_file, self.cert_file, self.key_file)
         return ClientTls(*files) if any(files) else None
+
+    def asynchronous(self, address: str) -> AsyncClient:
+        """A client for asyncio of the broker at `address`, with what the options said about trust."""
+        from penstock.journal.client import AsyncClient
+        from penstock.journal.tls import ClientTls
+
+        files = (self.ca_file, self.cert_file, self.key_file)
+        return AsyncClient(address, tls=ClientTls(*files) if any(files) else None, tokens=self.tokens())
 
     @contextmanager
     def _embedded(self) -> Iterator[Client]:

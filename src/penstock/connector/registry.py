@@ -78,9 +78,12 @@ class Registry:
         if self._is_of(session, stream):
             self.held[stream].state = Held.CLOSING
 
-    def ended(self, session: SessionId, stream: int) -> None:
-        """The log has the EOS: the stream is free. A session that is gone has let go of it before."""
+    def has_ended(self, stream: int) -> None:
+        """The log has the EOS."""
         self.points[stream] = self.points.get(stream, Point())._replace(ended=True)
+
+    def closed(self, session: SessionId, stream: int) -> None:
+        """All that a closing stream sent is durable: it is free. A session that is gone has let go of it before."""
         if self._is_of(session, stream):
             del self.held[stream]
 
@@ -104,7 +107,7 @@ class Registry:
         return holding is not None and holding.session == session
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Owner:
     """A worker, as the registers of a journal and of the directory of workers name it."""
 

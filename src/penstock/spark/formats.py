@@ -1,9 +1,10 @@
-"""What the bytes of a range become: rows of one of the four contents.
+"""What the bytes of a range become: rows of one of the five contents.
 
     raw       offset BIGINT, value BINARY      pieces of `chunkBytes`, cut where the offset is a multiple of that
     lines     offset BIGINT, value STRING      a line without its newline; value BINARY if the schema says so
     json      the same, without blank lines; or the columns of the schema that the reader was given (`jsonrows.py`)
     records   the messages of a commit log (`columns.py`)
+    connector the messages in the journal of a connector instance (`connectorrows.py`)
 
 `offset` is where the piece or line begins in the journal. A range of lines begins at a line and, in a stream, ends
 behind one; the end of a batch read may lie within a line, which is then given as it is.
@@ -35,10 +36,16 @@ RECORDS_SCHEMA = (  # `columns.SCHEMA`, in Spark's words
     "offset BIGINT, ts TIMESTAMP, mode STRING, op STRING, ns STRING, key STRING, old_key STRING, data STRING"
 )
 
+CONNECTOR_SCHEMA = (  # `connectorrows.SCHEMA`
+    "offset BIGINT, stream DECIMAL(20,0), id DECIMAL(20,0), time BIGINT, key BINARY, body BINARY"
+)
+
 
 def default_schema(content: Content) -> str:
     if content is Content.RECORDS:
         return RECORDS_SCHEMA
+    if content is Content.CONNECTOR:
+        return CONNECTOR_SCHEMA
     return RAW_SCHEMA if content is Content.RAW else TEXT_SCHEMA
 
 
@@ -77,11 +84,14 @@ def read_range(
         yield from _compacted(options, wanted)
     if not isinstance(wanted, JournalRange):
         return  # Spark makes one of its own where there is nothing to read
-    skip_lost = options.content is not Content.RECORDS and not options.fails_on_data_loss(stream=stream)
+    framed = options.content in (Content.RECORDS, Content.CONNECTOR)
+    skip_lost = not framed and not options.fails_on_data_loss(stream=stream)
     reader = RangeReader(options.access, options.journal, wanted, skip_lost=skip_lost)
     with closing(reader):
         if options.content is Content.RECORDS:
             yield from _records(reader, wanted.end)
+        elif options.content is Content.CONNECTOR:
+            yield from _frames(reader, wanted.end)
         elif options.content is Content.RAW:
             yield from _pieces(reader, options.chunk_bytes)
         elif options.content is Content.JSON:
@@ -102,6 +112,18 @@ def _records(reader: RangeReader, end: int) -> Iterator[pa.RecordBatch]:
         yield from columns.cut(batch, ARROW_ROWS, ARROW_BYTES)
     if window.base != end:
         raise CorruptError("a record that does not end", where=reader.journal, position=window.base)
+
+
+def _frames(reader: RangeReader, end: int) -> Iterator[pa.RecordBatch]:
+    from penstock.spark import columns, connectorrows
+
+    window = Window(reader, connectorrows.WINDOW_LIMIT)
+    while window.fill():
+        batch, consumed = connectorrows.decode(window.view, reader.journal, window.base)
+        window.consume(consumed)
+        yield from columns.cut(batch, ARROW_ROWS, ARROW_BYTES)
+    if window.base != end:
+        raise CorruptError("a frame that does not end", where=reader.journal, position=window.base)
 
 
 def _compacted(options: SourceOptions, wanted: CompactedRange) -> Iterator[pa.RecordBatch]:

@@ -68,6 +68,7 @@ class Content(StrEnum):
     LINES = "lines"
     JSON = "json"
     RECORDS = "records"
+    CONNECTOR = "connector"
 
 
 class Mode(StrEnum):

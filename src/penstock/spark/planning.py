@@ -207,5 +207,9 @@ def _point(place: Place) -> LogPoint:
 def planner(options: SourceOptions, *, stream: bool) -> Planner:
     if options.content is Content.RECORDS:
         return RecordPlanner(options, stream=stream)
+    if options.content is Content.CONNECTOR:
+        from penstock.spark.connectorrows import ConnectorPlanner
+
+        return ConnectorPlanner(options, stream=stream)
     kind = BytePlanner if options.content is Content.RAW else LinePlanner
     return kind(options, stream=stream)

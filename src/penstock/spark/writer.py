@@ -74,6 +74,11 @@ class _Writer:
                 "data source penstock: a commit log cannot be written to, it has one owner: its pipeline's run",
                 hint="write to a journal of its own (option 'journal'), and let a pipeline read that",
             )
+        if options.content is Content.CONNECTOR:
+            raise UsageError(
+                "data source penstock: the journal of a connector is written by its worker alone",
+                hint="write to a journal of its own, or send through a worker (`penstock.connector.source`)",
+            )
         if overwrite:
             raise UsageError(
                 "data source penstock: a journal is only ever appended to",

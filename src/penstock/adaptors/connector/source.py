@@ -1,0 +1,182 @@
+"""`connector` as a source: listens for connectors and puts what they stream into the pipeline's log, exactly once.
+
+A stream is a namespace, by its name. The position of a namespace has the last id of each stream of that name
+(`{"streams": {"7": 400}}`), in the log with the messages, and is the point of reference that a connector is told. It
+gets an ACK when the log has the message. The end of a stream (EOS_MESSAGE) ends the copy of its namespace; without
+`tail` the source has run out when all streams have ended. A body that is no JSON object goes to the dead letters.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import cast
+
+import msgspec
+
+from penstock.adaptors.base import Bad, Batch, Source, refuse_conditions
+from penstock.adaptors.connector import Connector
+from penstock.adaptors.connector.inlet import Inlet, InletWorker, Item
+from penstock.adaptors.documents import key_of
+from penstock.adaptors.eventloop import EventLoop
+from penstock.base.errors import AwayError, UsageError
+from penstock.connector import frames as fr
+from penstock.connector.framing import Splitter
+from penstock.connector.records import Point, Points
+from penstock.connector.settings import WorkerSettings, instance_fault, split
+from penstock.log.message import Message, Mode, Op, Position, Resume
+
+MOST_BYTES = 1024 * 1024
+WAIT = 0.1
+STOP = 15.0
+_KEPT = 1024 * 1024
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class ConnectorSource(Source):
+    """Takes connectors at one address."""
+
+    def __init__(self, settings: Connector) -> None:
+        self._settings = settings
+        self._inlet: Inlet | None = None
+        self._given: deque[tuple[Batch, Sequence[Item]]] = deque()
+        self._lock = threading.Lock()
+        split(settings.listen)
+        fault = instance_fault(settings.instance)
+        if fault is not None:
+            raise UsageError(fault)
+
+    def namespaces(self) -> Sequence[str]:
+        """Nobody knows before the streams come."""
+        return ()
+
+    def logged(self, batch: Batch) -> None:
+        inlet = self._inlet
+        with self._lock:
+            if inlet is None or not any(one is batch for one, _ in self._given):
+                return
+            while True:
+                one, items = self._given.popleft()
+                inlet.logged(items)
+                if one is batch:
+                    return
+
+    def read(
+        self, accept: Callable[[str], bool], resume: Mapping[str, Resume], stop: threading.Event
+    ) -> Iterator[Batch]:
+        refuse_conditions("connector", accept, resume)
+        state = _State(self._settings, accept, resume)
+        inlet = Inlet(state.points())
+        with self._lock:
+            self._inlet, self._given = inlet, deque()
+        settings = WorkerSettings(cookie=self._settings.cookie.encode(), credits=self._settings.credits)
+        worker = InletWorker(settings, inlet, self._settings.instance)
+        loop = EventLoop("connectors")
+        try:
+            try:
+                loop.run(worker.start(self._settings.listen), STOP)
+            except UsageError as error:  # by a run that is about to end, as a rule
+                raise AwayError(error.message) from None
+            while not stop.is_set():
+                items = inlet.take(MOST_BYTES, WAIT)
+                if items:
+                    batch = state.batch(items, inlet.names)
+                    with self._lock:
+                        self._given.append((batch, items))
+                    yield batch
+                elif not self._settings.tail and inlet.finished and not self._given:
+                    return
+        finally:
+            try:
+                loop.run(worker.stop(1.0), STOP)
+            finally:
+                inlet.shut()
+                loop.close()
+
+
+class _State:
+    """How far each namespace is."""
+
+    def __init__(
+        self, settings: Connector, accept: Callable[[str], bool], resume: Mapping[str, Resume]
+    ) -> None:
+        self._settings = settings
+        self._accept = accept
+        self._lasts: dict[str, dict[str, int]] = {}
+        self._ended: dict[str, set[str]] = {}
+        self._modes: dict[str, Mode] = {}
+        for ns, known in resume.items():
+            position = known.position or {}
+            self._lasts[ns] = dict(cast("Mapping[str, int]", position.get("streams", {})))
+            self._ended[ns] = set(cast("Sequence[str]", position.get("ended", [])))
+            self._modes[ns] = known.mode
+
+    def points(self) -> Points:
+        return {
+            int(stream): Point(fr.NOTHING_SEEN if last < 0 else last, stream in self._ended[ns], ns)
+            for ns, lasts in self._lasts.items()
+            for stream, last in lasts.items()
+        }
+
+    def batch(self, items: Sequence[Item], names: Mapping[int, str]) -> Batch:
+        messages: list[Message] = []
+        bad: list[Bad] = []
+        moved: dict[str, None] = {}
+        completed: list[str] = []
+        now = time.time_ns() // 1000
+        for item in items:
+            if item.run is not None:
+                self._take(item, names, now, messages, bad, moved)
+            elif item.ended is not None:
+                ns, stream = names[item.ended], str(item.ended)
+                self._lasts.setdefault(ns, {}).setdefault(stream, -1)
+                self._ended.setdefault(ns, set()).add(stream)
+                moved[ns] = None
+                if self._accept(ns) and self._ended[ns] >= self._lasts[ns].keys():
+                    completed.append(ns)
+        for ns in completed:
+            self._modes[ns] = Mode.SYNC
+        positions = {ns: self._position(ns) for ns in moved if self._accept(ns)}
+        return Batch(messages, positions, list(dict.fromkeys(completed)), bad=bad)
+
+    def _take(
+        self,
+        item: Item,
+        names: Mapping[int, str],
+        now: int,
+        messages: list[Message],
+        bad: list[Bad],
+        moved: dict[str, None],
+    ) -> None:
+        assert item.run is not None
+        for piece in item.run.pieces:
+            for payload in Splitter().feed(bytes(piece)):
+                frame = fr.frame_of(payload)
+                assert isinstance(frame, fr.Message)
+                ns = names[frame.stream]
+                moved[ns] = None
+                self._lasts.setdefault(ns, {})[str(frame.stream)] = frame.id
+                self._ended.setdefault(ns, set()).discard(str(frame.stream))
+                if self._accept(ns):
+                    made = self._message(ns, frame, now)
+                    (messages if isinstance(made, Message) else bad).append(made)  # type: ignore[arg-type]
+
+    def _message(self, ns: str, frame: fr.Message, now: int) -> Message | Bad:
+        body, mode = bytes(frame.body), self._modes.get(ns, Mode.COPY)
+        try:
+            if self._settings.body == "text":
+                body = msgspec.json.encode({"text": body.decode()})
+            _fields(body)
+            body.decode()
+            key = key_of(body, self._settings.key) if self._settings.key else None
+            if key is None and len(frame.key):
+                key = msgspec.json.encode({"key": bytes(frame.key).decode()})
+        except (ValueError, msgspec.DecodeError) as error:
+            place = f"stream {ns} ({frame.stream}), message {frame.id}"
+            return Bad(ns, place, str(error), body[:_KEPT])
+        return Message(ns, body, Op.INSERT, frame.time if frame.time > 0 else now, mode, key)
+
+    def _position(self, ns: str) -> Position:
+        return cast("Position", {"streams": dict(self._lasts[ns]), "ended": sorted(self._ended.get(ns, ()))})

@@ -1,0 +1,428 @@
+"""`penstock connector`: workers that take streams into journals, a sender, a look at all of it, and moves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from penstock.base.errors import PenstockError, UsageError
+from penstock.base.units import parse_size
+from penstock.cli.common import emit, json_option, show, visible, wants_json
+from penstock.cli.connection import Connection, broker_options
+from penstock.cli.connector_sinks import sink
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from penstock.connector.settings import WorkerSettings
+    from penstock.connector.source import Stream
+    from penstock.connector.status import WorkerStatus
+    from penstock.journal.client import AsyncClient
+
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+_cookie = click.option(
+    "--cookie-file", type=_FILE, help="The secret that connectors and workers share. Default: none."
+)
+_journals = click.option(
+    "--journals",
+    metavar="PREFIX",
+    default="connectors",
+    show_default=True,
+    help="Journals are PREFIX/INSTANCE.",
+)
+
+
+@click.group(no_args_is_help=True)
+def connector() -> None:
+    """Take streams from programs in any language into journals, and serve sinks for pipelines.
+
+    \b
+    Examples:
+      penstock connector worker --listen 127.0.0.1:7110 --cookie-file cookie
+      penstock connector send access.log --follow --to 127.0.0.1:7110 --instance web --cookie-file cookie
+      penstock connector status
+      penstock connector sink file --out out/orders --listen 127.0.0.1:7200
+    """
+
+
+connector.add_command(sink)
+
+
+def cookie_of(file: Path | None) -> bytes:
+    """The secret in a file, without the newline behind it."""
+    if file is None:
+        return b""
+    secret = file.read_bytes().strip()
+    if not secret:
+        raise UsageError(f"{file} is empty", hint="put a secret into it, or leave --cookie-file out")
+    return secret
+
+
+def _size(ctx: click.Context, parameter: click.Parameter, value: str) -> int:
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@connector.command()
+@click.option(
+    "--listen", metavar="HOST:PORT", default="127.0.0.1:7110", show_default=True, help="Port 0: a free one."
+)
+@click.option(
+    "--advertise", metavar="HOST:PORT", default="", help="How others reach --listen, if by another name."
+)
+@click.option(
+    "--http",
+    metavar="HOST:PORT|off",
+    default="127.0.0.1:0",
+    show_default=True,
+    help="/status, /metrics, moves.",
+)
+@_cookie
+@_journals
+@click.option("--name", default="worker", show_default=True, help="The worker's name, for people.")
+@click.option(
+    "--credits", "credit", type=click.IntRange(min=2), default=4096, show_default=True, help="Of a session."
+)
+@click.option(
+    "--max-frame", callback=_size, default="16MiB", show_default=True, help="The longest frame taken."
+)
+@click.option("--max-sessions", type=click.IntRange(min=1), default=256, show_default=True)
+@click.option(
+    "--store", default="file:///", show_default=True, metavar="URL", help="Of journals that are made."
+)
+@click.option(
+    "--replication", type=click.IntRange(min=1), default=1, show_default=True, help="Of journals made."
+)
+@click.option("--log-level", type=click.Choice(_LOG_LEVELS), default="warning", show_default=True)
+@broker_options
+@json_option
+@click.pass_context
+def worker(
+    ctx: click.Context,
+    *,
+    connection: Connection,
+    listen: str,
+    advertise: str,
+    http: str,
+    cookie_file: Path | None,
+    journals: str,
+    name: str,
+    credit: int,
+    max_frame: int,
+    max_sessions: int,
+    store: str,
+    replication: int,
+    log_level: str,
+) -> None:
+    """Take what connectors send into journals until SIGTERM or SIGINT.
+
+    Each instance that a connector names has a journal of its own. A message is acknowledged when it is durable there,
+    and is there once. Told to stop, the worker acknowledges what is durable and sends its connectors to another one.
+
+    \b
+    Examples:
+      penstock connector worker --listen 127.0.0.1:7110 --cookie-file cookie
+      penstock connector worker --listen 0.0.0.0:7110 --broker https://broker:8080 --cookie-file cookie
+    """
+    from penstock.connector.settings import WorkerSettings
+
+    settings = WorkerSettings(
+        cookie=cookie_of(cookie_file), credits=credit, max_frame=max_frame, max_sessions=max_sessions
+    )
+    logging.basicConfig(
+        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    if not settings.cookie and not listen.startswith(("127.", "localhost", "[::1]")):
+        click.echo(f"Warning: everybody who reaches {listen} may write. --cookie-file protects it.", err=True)
+    asyncio.run(
+        _work(
+            connection,
+            settings,
+            (listen, advertise, "" if http == "off" else http),
+            (journals, name, store, replication),
+            as_json=wants_json(ctx),
+        )
+    )
+
+
+@asynccontextmanager
+async def _client(connection: Connection) -> AsyncIterator[AsyncClient]:
+    """A client of the broker; a data directory without an owner is served by this process meanwhile."""
+    from penstock.journal.embedded import served
+
+    async with AsyncExitStack() as using:
+        address = connection.address
+        if address is None:
+            address = await using.enter_async_context(served(connection.data_dir))
+        client = connection.asynchronous(address)
+        using.push_async_callback(client.close)
+        yield client
+
+
+async def _work(
+    connection: Connection,
+    settings: WorkerSettings,
+    places: tuple[str, str, str],
+    what: tuple[str, str, str, int],
+    *,
+    as_json: bool,
+) -> None:
+    from penstock.connector import web
+    from penstock.connector.worker import Worker
+
+    listen, advertise, http = places
+    journals, name, store, replication = what
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            os._exit(128 + number)  # what is not acknowledged is sent again, to whoever is there then
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    async with _client(connection) as client:
+        working = Worker(settings, client, journals, name=name, store=store, replication=replication)
+        address = await working.start(listen, advertise)
+        server = await web.serve(working, http) if http else None
+        working.announce()
+        if as_json:
+            emit({"listen": address, "http": working.http or None, "pid": os.getpid()})
+        else:
+            shown = f", HTTP on {working.http}" if working.http else ""
+            click.echo(f"taking connectors on {address}{shown}, journals {journals}/INSTANCE")
+        await stop.wait()
+        await working.stop()
+        if server is not None:
+            server.close()
+
+
+@connector.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "--to", "addresses", multiple=True, required=True, metavar="HOST:PORT", help="A worker (repeat)."
+)
+@click.option("--instance", required=True, help="Which journal of the worker.")
+@click.option("--stream", help="The stream's name. Default: the file's.")
+@click.option("--follow", is_flag=True, help="Go on with what is added to the files.")
+@click.option("--udp", metavar="HOST:PORT", help="Send datagrams that come here.")
+@click.option("--http", metavar="HOST:PORT", help="Send what is posted here.")
+@_cookie
+@click.option(
+    "--patience", type=float, help="Seconds without a worker after which to give up. Default: never."
+)
+def send(
+    files: tuple[Path, ...],
+    addresses: tuple[str, ...],
+    instance: str,
+    stream: str | None,
+    follow: bool,
+    udp: str | None,
+    http: str | None,
+    cookie_file: Path | None,
+    patience: float | None,
+) -> None:
+    """Send lines of files, of directories or of standard input to a worker, or datagrams, or HTTP posts.
+
+    Each line is a message. It ends when everything is durable. Run again, it sends what the journal lacks.
+
+    \b
+    Examples:
+      penstock connector send access.log --follow --to 127.0.0.1:7110 --instance web
+      journalctl -o json | penstock connector send --to 127.0.0.1:7110 --instance host --stream boot-42
+    """
+    streams = _streams(files, stream, follow=follow)
+    asyncio.run(
+        _send(streams, udp, http, stream, list(addresses), instance, cookie_of(cookie_file), patience)
+    )
+
+
+def _streams(files: Sequence[Path], name: str | None, *, follow: bool) -> list[Stream]:
+    from penstock.connector.sources import DirectoryLines, Lines
+
+    if name is not None and len(files) > 1:
+        raise UsageError(
+            "one name cannot be that of several streams", hint="leave --stream out, or send one file"
+        )
+    for file in files:
+        if not file.exists():
+            raise UsageError(f"there is no {file}")
+    return [
+        DirectoryLines(file, name=name, follow=follow)
+        if file.is_dir()
+        else Lines(file, name=name, follow=follow)
+        for file in files
+    ]
+
+
+async def _send(
+    streams: list[Stream],
+    udp: str | None,
+    http: str | None,
+    name: str | None,
+    addresses: list[str],
+    instance: str,
+    cookie: bytes,
+    patience: float | None,
+) -> None:
+    from penstock.connector.settings import split
+    from penstock.connector.source import Connector
+    from penstock.connector.sources import Datagrams, PipeLines, Posts
+
+    listening: list[Datagrams | Posts] = []
+    if udp is not None:
+        listening.append(Datagrams(*split(udp), name=name or "udp"))
+    if http is not None:
+        listening.append(Posts(*split(http), name=name or "http"))
+    if not streams and not listening:
+        streams = [PipeLines(sys.stdin.buffer, name=name or "stdin")]
+    for each in listening:
+        click.echo(f"listening on port {await each.open()}")
+    running = Connector(
+        addresses, instance, [*streams, *listening], cookie=cookie, program="penstock send", patience=patience
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, running.stop)
+    try:
+        await running.serve()
+    finally:
+        for each in listening:
+            each.close()
+
+
+@connector.command()
+@_journals
+@broker_options
+@json_option
+@click.pass_context
+def status(ctx: click.Context, *, connection: Connection, journals: str) -> None:
+    """Show workers, their sessions, and how far each stream is.
+
+    \b
+    Examples:
+      penstock connector status
+      penstock connector status --broker http://127.0.0.1:8080 --json
+    """
+    workers = asyncio.run(_survey(connection, journals))
+    if wants_json(ctx):
+        import msgspec
+
+        emit(msgspec.to_builtins(workers))
+        return
+    if not workers:
+        click.echo("no worker")
+    for each in workers:
+        _show(each)
+
+
+async def _survey(connection: Connection, journals: str) -> Sequence[WorkerStatus]:
+    from penstock.connector.status import survey
+    from penstock.journal.datadir import DataDir
+
+    if connection.address is None and not DataDir(connection.data_dir).exists:
+        raise UsageError(
+            f"no data directory at {connection.data_dir}", hint="name one, or a broker with --broker"
+        )
+    async with _client(connection) as client:
+        return await survey(client, journals)
+
+
+def _show(worker: WorkerStatus) -> None:
+    from penstock.cli.tables import NOTHING, byte_size, table
+
+    state = f"{len(worker.sessions)} sessions" if worker.answers else "does not answer"
+    click.echo(f"{worker.name} at {worker.address}: {state}")
+    if worker.sessions:
+        titles = [
+            "session>",
+            "peer",
+            "program",
+            "instance",
+            "state",
+            "credits>",
+            "messages>",
+            "dropped>",
+            "bytes>",
+        ]
+        sessions = table(*titles)
+        for one in worker.sessions:
+            sessions.add_row(
+                *_texts(str(one.number), one.peer, one.program, one.instance, one.state, str(one.credits)),
+                *(str(one.messages), str(one.dropped), byte_size(one.bytes)),
+            )
+        show(sessions)
+    if worker.streams:
+        streams = table("instance", "stream", "id>", "state", "session>", "durable>", "acked>", "ended")
+        for each in worker.streams:
+            numbers = (each.session, each.last_durable, each.last_acked)
+            session, durable, acked = (NOTHING if number is None else str(number) for number in numbers)
+            streams.add_row(
+                *_texts(each.instance, each.name, str(each.id), each.state, session, durable, acked),
+                "yes" if each.ended else "",
+            )
+        show(streams)
+    for reason in worker.recent[-5:]:
+        click.echo(f"  {visible(reason)}")
+
+
+def _texts(*values: str) -> list[Text]:
+    """What comes from a peer is neither markup nor control characters."""
+    from rich.text import Text
+
+    return [Text(visible(value)) for value in values]
+
+
+@connector.command()
+@click.argument("what", metavar="STREAM|INSTANCE")
+@click.option("--to", "target", required=True, metavar="HOST:PORT", help="The worker to go to.")
+@_cookie
+@_journals
+@broker_options
+def migrate(what: str, target: str, connection: Connection, cookie_file: Path | None, journals: str) -> None:
+    """Move an instance, with all its streams and connectors, to another worker.
+
+    \b
+    Examples:
+      penstock connector migrate web --to 10.0.0.7:7110 --cookie-file cookie
+    """
+    from penstock.connector.settings import split
+
+    split(target)
+    workers = asyncio.run(_survey(connection, journals))
+    refusals = []
+    for each in workers:
+        if each.answers and each.http:
+            refusal = _asked_to_move(each, what, target, cookie_of(cookie_file))
+            if refusal is None:
+                click.echo(f"{what} moves from {each.address} to {target}")
+                return
+            refusals.append(refusal)
+    raise PenstockError(
+        refusals[0] if refusals else "no worker answers",
+        hint="`penstock connector status` lists workers and streams",
+    )
+
+
+def _asked_to_move(worker: WorkerStatus, what: str, target: str, cookie: bytes) -> str | None:
+    """Why a worker does not move it; None if it does."""
+    import msgspec
+
+    from penstock.connector.status import request
+
+    body = msgspec.json.encode({"what": what, "to": target})
+    code, answer = request(worker.http, "POST", "/migrate", body, cookie)
+    return None if code == 200 else answer.decode(errors="replace").strip()

@@ -1,0 +1,97 @@
+"""The workers that there are: a journal `PREFIX/_workers` whose registers name each with its addresses.
+
+A worker enters itself when it starts and leaves when it is told to stop. One that was killed stays until somebody who
+looks finds that it does not answer, and takes it out. Nothing depends on the directory being right: it says where to
+ask, and whom to send a connector to; who may append is said by the registers of each instance's journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from penstock.connector import frames as fr
+from penstock.connector import records
+from penstock.connector.framing import Splitter
+from penstock.connector.instancelog import ensure, journal_spec
+from penstock.connector.registry import Owner
+from penstock.connector.settings import split
+from penstock.journal import labels
+from penstock.journal.client import AsyncClient
+from penstock.journal.protocol import LabelSet
+
+PROBE = "probe="
+"""The capability by which a worker asks another whether it lives and has an instance."""
+MINE, LEAVING = 1, 2
+"""What an owner answers, as credits: it has the instance, or is about to let it go."""
+_PATIENCE = 3.0
+
+
+class Entry(NamedTuple):
+    """A worker in the directory."""
+
+    owner: Owner
+    http: str
+
+
+def directory_journal(prefix: str) -> str:
+    return f"{prefix}/_workers"
+
+
+def _label(owner: Owner) -> str:
+    return f"w-{owner.nonce}"
+
+
+def _registers(entry: Entry) -> LabelSet:
+    owner = entry.owner
+    value = "/".join(quote(part, safe="") for part in (owner.name, owner.address, owner.nonce, entry.http))
+    return labels.label_set({_label(owner): value})
+
+
+async def enter(client: AsyncClient, prefix: str, entry: Entry, *, replication: int, store: str) -> None:
+    journal = directory_journal(prefix)
+    await ensure(client, journal_spec(journal, "_workers", replication=replication, store=store))
+    await client.append(journal, records.claim(entry.owner.name), union=_registers(entry))
+
+
+async def leave(client: AsyncClient, prefix: str, entry: Entry) -> None:
+    record = records.claim(entry.owner.name)
+    await client.append(directory_journal(prefix), record, subtract=_registers(entry))
+
+
+async def workers(client: AsyncClient, prefix: str) -> Sequence[Entry]:
+    """All that are entered, dead ones as well."""
+    barrier = await client.append(directory_journal(prefix), ())
+    found = []
+    for label in barrier.registers.labels:
+        parts = [unquote(part) for part in label.value.split("/")]
+        if label.name.startswith("w-") and len(parts) == 4:
+            found.append(Entry(Owner(*parts[:3]), parts[3]))
+    return sorted(found)
+
+
+async def ask(owner: Owner, cookie: bytes, instance: str, version: str = fr.SOURCE_VERSION) -> int | None:
+    """Whether a worker lives and has an instance (`MINE`, `LEAVING`), lives and has not (0), or does not answer."""
+    host, port = split(owner.address)
+    hello = fr.Hello(version, cookie, "penstock", instance, frozenset({PROBE + owner.nonce}))
+    writer = None
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(fr.encode(hello))
+            splitter = Splitter(65536)
+            while data := await reader.read(65536):
+                for payload in splitter.feed(data):
+                    answer = fr.frame_of(payload)
+                    return answer.credits if isinstance(answer, fr.Ok) else 0
+    except (OSError, TimeoutError, fr.FrameError):
+        return None
+    finally:
+        if writer is not None:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+    return None

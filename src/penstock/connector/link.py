@@ -1,0 +1,151 @@
+"""A connection of a connector to a worker: HELLO and OK, frames both ways, credits to wait for.
+
+Used by the source kit. `connect` gives a link whose session is streaming, or tells where else to go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from struct import Struct
+
+from penstock.base.errors import PenstockError
+from penstock.connector import frames as fr
+from penstock.connector.frames import Frame
+from penstock.connector.framing import Splitter
+from penstock.connector.session import Connection, Session, Side
+from penstock.connector.settings import split
+
+_HEAD = Struct(">IBQQqH").pack
+_SILENCE = 60.0
+"""Seconds for an answer to HELLO: a worker may have to wait for its broker."""
+
+
+class LinkLostError(PenstockError):
+    """The connection is gone, or could not be made; another may be."""
+
+
+class WorkerRefusedError(PenstockError):
+    """The worker answered with an ERROR."""
+
+
+class MovedError(PenstockError):
+    """The worker sent us elsewhere instead of opening a session."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"sent to {address}")
+        self.address = address
+
+
+class Link:
+    """A session that is open."""
+
+    def __init__(self, address: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.address = address
+        self.session = Session()
+        self._reader = reader
+        self._writer = writer
+        self._splitter = Splitter()
+        self._credit = asyncio.Event()
+
+    async def greet(self, hello: fr.Hello) -> None:
+        await self.send(hello)
+        async for frame in self.frames():
+            match frame:
+                case fr.Ok():
+                    return
+                case fr.Error(reason=reason):
+                    raise WorkerRefusedError(f"the worker at {self.address} refused: {reason}")
+                case fr.Migrate(host=host, port=port):
+                    raise MovedError(f"{host}:{port}")
+                case _:
+                    raise LinkLostError(f"the worker at {self.address} answered HELLO with {frame}")
+        raise LinkLostError(f"the worker at {self.address} closed the connection")
+
+    async def frames(self) -> AsyncIterator[Frame]:
+        """What the worker says, until it closes the connection."""
+        while True:
+            try:
+                data = await self._reader.read(65536)
+            except OSError:
+                return
+            if not data:
+                return
+            for payload in self._splitter.feed(data):
+                frame = fr.frame_of(payload)
+                self.session.frame(Side.WORKER, frame)
+                if isinstance(frame, (fr.Ok, fr.Ack)):
+                    self._credit.set()
+                yield frame
+            if self._splitter.fault is not None:
+                raise self._splitter.fault
+
+    async def send(self, frame: Frame) -> None:
+        self.session.frame(Side.CONNECTOR, frame)
+        await self._write(fr.encode(frame))
+
+    async def credits(self, wanted: int) -> int:
+        """Wait for credits; how many of those wanted there are, at least one."""
+        while not (held := self.session.credits.held):
+            self._credit.clear()
+            await self._credit.wait()
+        return min(held, wanted)
+
+    async def send_messages(self, stream: int, records: Sequence[tuple[int, bytes, bytes, int]]) -> None:
+        """Records (id, body, key, time), for which there are credits, in one write."""
+        session = self.session
+        session.credits.spend(len(records))
+        parts: list[bytes] = []
+        add = parts.append
+        for number, body, key, time in records:
+            if key:
+                size = len(key)
+                add(_HEAD(27 + size + len(body), 5, stream, number, time, size))
+                add(key)
+            else:
+                add(_HEAD(27 + len(body), 5, stream, number, time, 0))
+            add(body)
+        session.last[stream] = records[-1][0]
+        await self._write(b"".join(parts))
+
+    @property
+    def is_open(self) -> bool:
+        over = (Connection.ERROR, Connection.DISCONNECTED)
+        return self.session.connection not in over and not self._writer.is_closing()
+
+    async def close(self) -> None:
+        self.session.end()
+        self._credit.set()
+        self._writer.close()
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(2):
+                await self._writer.wait_closed()
+
+    async def _write(self, data: bytes) -> None:
+        try:
+            self._writer.write(data)
+            await self._writer.drain()
+        except OSError as error:
+            raise LinkLostError(f"the worker at {self.address} is gone: {error}") from None
+
+
+async def connect(address: str, hello: fr.Hello) -> Link:
+    """Connect and open a session. Raises `LinkLostError`, `WorkerRefusedError` or `MovedError`."""
+    host, port = split(address)
+    link: Link | None = None
+    try:
+        async with asyncio.timeout(_SILENCE):
+            reader, writer = await asyncio.open_connection(host, port)
+            link = Link(address, reader, writer)
+            await link.greet(hello)
+            return link
+    except (OSError, TimeoutError) as error:
+        if link is not None:
+            await link.close()
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "no answer"
+        raise LinkLostError(f"no worker at {address}: {reason}") from None
+    except BaseException:
+        if link is not None:
+            await link.close()
+        raise

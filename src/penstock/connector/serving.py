@@ -1,0 +1,432 @@
+"""One connection at a worker: bytes in, frames judged by the session's tables, messages to the log, ACKs when durable.
+
+The protocol's rules are in `session`, `intake` and `registry`; here is what happens when. A peer that breaks them gets
+an ERROR that says how, and its connection is closed once it had the chance to read that. Whatever ends a connection,
+the streams that it held are free at once. Nothing is read while much of what the peer sent is not durable yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from penstock.base import faults
+from penstock.base.errors import PenstockError
+from penstock.connector import frames as fr
+from penstock.connector.frames import NOTHING_SEEN, Frame, FrameError
+from penstock.connector.intake import Intake, Run
+from penstock.connector.session import Connection, IllegalFrameError, Session, Side, Stream, Verdict
+from penstock.connector.settings import instance_fault
+
+if TYPE_CHECKING:
+    from penstock.connector.worker import Instance, Worker
+
+log = logging.getLogger(__name__)
+
+REFUSAL_DELAY: Final = 0.2
+"""Seconds until the ACK behind a refused NOTIFY: peers ask again at once then."""
+LINGER: Final = 2.0
+"""Seconds for a peer to read an ERROR or a RESTART and close."""
+DEAF: Final = 1 << 20
+"""Bytes that wait for a peer that does not read."""
+
+
+class Peer(asyncio.Protocol):
+    """A connector, connected."""
+
+    def __init__(self, worker: Worker, number: int) -> None:
+        self.worker = worker
+        self.number = number
+        self.settings = worker.settings
+        self.session = Session(strict_credits=self.settings.strict_credits)
+        self.hello: fr.Hello | None = None
+        self.instance: Instance | None = None
+        self.address = ""
+        self.messages = self.dropped = self.bytes = 0
+        self.acked: dict[int, int] = {}
+        self._intake = Intake(self.settings.max_frame)
+        self._transport: asyncio.Transport | None = None
+        self._joining: asyncio.Task[None] | None = None
+        self._over = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._unsettled = 0
+        self._owed = 0
+        self._points: dict[int, int] = {}
+        self._acking: asyncio.Handle | None = None
+        self._reading = True
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.address = _shown(transport.get_extra_info("peername"))
+        _keep_alive(transport.get_extra_info("socket"))
+        refusal = self.worker.enter(self)
+        if refusal is not None:
+            self.fail(refusal)
+            return
+        self._arm(self.settings.hello_timeout, f"no HELLO within {self.settings.hello_timeout:g} s")
+
+    def data_received(self, data: bytes) -> None:
+        if self._over:
+            return
+        self._intake.feed(data)
+        self._process()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._let_go()
+        if self._joining is not None:
+            self._joining.cancel()
+        self.worker.leave(self)
+
+    # What comes.
+
+    def _process(self) -> None:
+        if self._joining is not None and not self._joining.done():
+            return
+        try:
+            if self.hello is None:
+                self._greeted()
+                return
+            for item in self._intake.items():
+                if isinstance(item, Run):
+                    self._messages(item)
+                else:
+                    self._frame(item)
+                if self._over:
+                    return
+        except (FrameError, IllegalFrameError) as error:
+            self.fail(error.message)
+            return
+        self._watch_the_frame()
+
+    def _watch_the_frame(self) -> None:
+        """A frame that has begun must end in time."""
+        if not self._intake.pending:
+            self._disarm()
+        elif self._timer is None:
+            self._arm(self.settings.frame_timeout, "a frame that was begun did not end in time")
+
+    def _greeted(self) -> None:
+        greeting = self._intake.greeting()
+        if greeting is None:
+            return
+        version, cookie, payload = greeting
+        if version != self.settings.version:
+            self.fail(f"Unknown protocol version: {version[:40]}; this worker speaks {self.settings.version}")
+            return
+        if not self.settings.trusts(cookie):
+            self.fail("Bad cookie")
+            return
+        hello = fr.frame_of(payload)
+        assert isinstance(hello, fr.Hello)
+        fault = instance_fault(hello.instance)
+        if fault is not None:
+            self.fail(fault)
+            return
+        self.hello = hello
+        self.session.frame(Side.CONNECTOR, hello)
+        self._disarm()
+        self._hold()
+        self._joining = asyncio.get_running_loop().create_task(self._join(hello))
+
+    async def _join(self, hello: fr.Hello) -> None:
+        """Open the instance, which may take a while, and answer."""
+        if await self.worker.answered_probe(self, hello):
+            return
+        try:
+            joined = await self.worker.join(self, hello.instance)
+        except PenstockError as error:
+            self.fail(error.message)
+            return
+        except Exception:
+            self.fail("an error of the worker itself; its log has more")
+            raise
+        if isinstance(joined, str):
+            self.send_away(joined)
+            return
+        self.instance = joined
+        self._send(fr.Ok(self.settings.credits))
+        self._resume()
+        # What came behind the HELLO is read once this task is over.
+        asyncio.get_running_loop().call_soon(self._process)
+
+    def _messages(self, run: Run) -> None:
+        assert self.instance is not None
+        if self.session.strict_credits:
+            self.session.credits.spend(run.spent)
+        self.messages += run.count
+        self.dropped += run.spent - run.count
+        self.bytes += run.size
+        self.worker.counters.took(run.count, run.size, run.spent - run.count)
+        self._unsettled += run.size
+        if run.spent > run.count:
+            self._owe(run.spent - run.count)
+        if run.count:
+            self.instance.messages(run, lambda: self._durable(run))
+        if self._unsettled > self.settings.max_pending:
+            self._hold()
+
+    def _frame(self, frame: Frame) -> None:
+        verdict = self.session.frame(Side.CONNECTOR, frame)
+        match frame:
+            case fr.Notify():
+                self._notified(frame, verdict)
+            case fr.EosMessage(stream=stream):
+                self._ended(stream)
+            case fr.Error(reason=reason):
+                log.warning("connector %s gave up: %s", self.address, reason[:2000])
+                self.worker.counters.gave_up(self.instance.name if self.instance else "", reason)
+                self._end()
+            case fr.MigrationAck():
+                self._end()
+            case _:
+                pass
+
+    def _notified(self, notify: fr.Notify, verdict: Verdict) -> None:
+        instance = self.instance
+        assert instance is not None
+        if verdict is Verdict.REFUSE or instance.leaving:
+            if verdict is Verdict.TAKEN:
+                self._refuse(notify)
+            else:
+                self._refused(notify)
+            return
+        if len(self.session.streams) > self.settings.max_streams:
+            self.fail(f"too many streams: {self.settings.max_streams} are open on this connection")
+            return
+        if not instance.registry.notify(self.number, notify.stream):
+            self._refuse(notify)
+        elif not instance.pending_bytes:
+            self._accept(notify)
+        else:
+            self.worker.spawn(self._accept_later(notify))
+
+    async def _accept_later(self, notify: fr.Notify) -> None:
+        """What an earlier session sent of this stream may be on its way to the log."""
+        assert self.instance is not None
+        try:
+            await self.instance.flush()
+        except PenstockError:
+            return  # the log failed; all sessions hear of that
+        if not self._over:
+            self._accept(notify)
+
+    def _accept(self, notify: fr.Notify) -> None:
+        instance = self.instance
+        assert instance is not None
+        with faults.step("connector-notify"):
+            point = instance.registry.accepted(self.number, notify.stream, notify.name)
+            if point is None:
+                return
+            if instance.registry.held[notify.stream].first:
+                instance.opened(notify.stream, notify.name)
+            self._intake.open(notify.stream, point)
+            self._owe(1)
+            self._send(fr.NotifyAck(True, notify.stream, point))
+
+    def _refuse(self, notify: fr.Notify) -> None:
+        self._send(fr.NotifyAck(False, notify.stream, notify.point))
+        self._after_refusal()
+
+    def _refused(self, notify: fr.Notify) -> None:
+        self._write(fr.NotifyAck(False, notify.stream, notify.point))
+        self._after_refusal()
+
+    def _after_refusal(self) -> None:
+        self.worker.counters.refused += 1
+        asyncio.get_running_loop().call_later(REFUSAL_DELAY, self._owe, 1)
+
+    def _ended(self, stream: int) -> None:
+        instance = self.instance
+        assert instance is not None
+        last = self._intake.close(stream)
+        self.session.last[stream] = last
+        instance.registry.ending(self.number, stream)
+
+        def durable() -> None:
+            instance.registry.closed(self.number, stream)
+            # Peers that tell of no capability take the last id of an empty stream for an error.
+            if last != NOTHING_SEEN or (self.hello is not None and self.hello.capabilities):
+                self._points[stream] = last
+            self._owe(0)
+            instance.settled()
+
+        if self.session.connection is Connection.MIGRATING:
+            self.worker.spawn(self._closed_to_go(durable))  # it does not end, it goes on elsewhere
+        else:
+            instance.ended(stream, durable)
+
+    async def _closed_to_go(self, durable: Callable[[], None]) -> None:
+        """A stream was closed since its connector goes to another worker."""
+        assert self.instance is not None
+        try:
+            await self.instance.flush()
+        except PenstockError:
+            return
+        durable()
+
+    # What is durable.
+
+    def _durable(self, run: Run) -> None:
+        self._unsettled -= run.size
+        if (
+            not self._reading
+            and self._unsettled <= self.settings.max_pending // 2
+            and self.instance is not None
+        ):
+            self._resume()
+        for stream, last in run.lasts.items():
+            if self.session.stream(stream) is Stream.OPEN:
+                self._points[stream] = last
+        self._owe(run.count)
+
+    def _owe(self, credits: int) -> None:
+        """Credits to give back; several at a time go in one ACK."""
+        self._owed += credits
+        if self._acking is None and not self._over:
+            self._acking = asyncio.get_running_loop().call_soon(self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        self._acking = None
+        if self._over:
+            return
+        with faults.step("connector-ack"):
+            points = tuple(self._points.items())
+            self.acked |= self._points
+            owed, self._owed, self._points = self._owed, 0, {}
+            self._send(fr.Ack(owed, points))
+        if self._transport is not None and self._transport.get_write_buffer_size() > DEAF:
+            self.fail("this peer does not read what it is sent")
+
+    # Ends.
+
+    def fail(self, reason: str) -> None:
+        """The peer did something that it must not: tell it, and close."""
+        if self._over:
+            return
+        log.warning("connection of %s ended: %s", self.address or "a connector", reason)
+        self.worker.counters.fault(reason)
+        self._write(fr.Error(reason))
+        self._end()
+
+    def migrate(self, address: str) -> None:
+        """Ask the peer to go to another worker; one that does not understand that is sent away."""
+        if self._over or self.session.connection in (Connection.CONNECTED, Connection.HANDSHAKE):
+            return  # whoever joins while the instance is leaving is told then
+        if self.hello is None or fr.MIGRATE not in self.hello.capabilities:
+            self.restart(address)
+            return
+        with faults.step("connector-migrate"):
+            self._send(_migrate(address))
+
+    def answer(self, frame: Frame) -> None:
+        """Say this one thing, and close."""
+        self._send(frame)
+        self._end()
+
+    def send_away(self, address: str) -> None:
+        """Another worker has the instance: a connector that has no stream yet goes there."""
+        if self._over:
+            return
+        if self.hello is not None and fr.MIGRATE in self.hello.capabilities:
+            self._send(_migrate(address))
+            self._resume()
+            return
+        self._send(fr.Ok(self.settings.credits))
+        self.restart(address)
+
+    def restart(self, address: str = "") -> None:
+        """Tell what is durable, let go of all streams, and send the peer away."""
+        if self._over:
+            return
+        if self._points:
+            self._acknowledge()
+        if self.session.connection is Connection.HANDSHAKE:
+            self._send(fr.Ok(self.settings.credits))
+        with faults.step("connector-restart"):
+            self._send(fr.Restart(address))
+        self._end()
+
+    def _end(self) -> None:
+        """No more is taken or promised; the connection closes when the peer does, or soon."""
+        if self._over:
+            return
+        self._over = True
+        self._let_go()
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        self._resume()
+        if transport.can_write_eof():
+            transport.write_eof()
+        self._disarm()
+        self._timer = asyncio.get_running_loop().call_later(LINGER, transport.abort)
+
+    def _let_go(self) -> None:
+        self._over = True
+        self._disarm()
+        if self._acking is not None:
+            self._acking.cancel()
+            self._acking = None
+        if self.session.connection not in (Connection.ERROR, Connection.DISCONNECTED):
+            self.session.end()
+        if self.instance is not None:
+            self.instance.registry.relinquish(self.number)
+            self.instance.settled()
+
+    # The transport.
+
+    def _send(self, frame: Frame) -> None:
+        self.session.frame(Side.WORKER, frame)
+        self._write(frame)
+
+    def _write(self, frame: Frame) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(fr.encode(frame))
+
+    def _hold(self) -> None:
+        if self._reading and self._transport is not None and not self._transport.is_closing():
+            self._reading = False
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if not self._reading and self._transport is not None and not self._transport.is_closing():
+            self._reading = True
+            self._transport.resume_reading()
+
+    def _arm(self, seconds: float, reason: str) -> None:
+        self._disarm()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.fail, reason)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _migrate(address: str) -> fr.Migrate:
+    host, _, port = address.rpartition(":")
+    return fr.Migrate(host, int(port))
+
+
+def _keep_alive(sock: socket.socket | None) -> None:
+    """A peer that vanished without a word is noticed within about a minute; one that is quiet stays."""
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _shown(peer: object) -> str:
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) >= 2 else str(peer or "")

@@ -1,0 +1,62 @@
+"""What a worker is told: where it listens, what it trusts, how much it takes at once and how long it waits."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.base.errors import UsageError
+from penstock.connector.frames import MAX_FRAME, SOURCE_VERSION
+
+_INSTANCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """Checked when made."""
+
+    cookie: bytes = field(default=b"", repr=False)
+    version: str = SOURCE_VERSION
+    credits: int = 4096
+    max_frame: int = MAX_FRAME
+    max_sessions: int = 256
+    max_streams: int = 4096
+    """Of one session."""
+    max_pending: int = 8 << 20
+    """Bytes of one session that are not durable; above, nothing more is read from it."""
+    hello_timeout: float = 10.0
+    frame_timeout: float = 60.0
+    """For a frame that has begun."""
+    migration_timeout: float = 30.0
+    outage_limit: float = 60.0
+    """How long appends may find no broker before the sessions are sent away."""
+    strict_credits: bool = True
+
+    def __post_init__(self) -> None:
+        if self.credits < 2:
+            raise UsageError(f"{self.credits} credits are too few", hint="at least 2: a stream and a message")
+        if self.max_frame < 64:
+            raise UsageError(f"frames of {self.max_frame} bytes are too short", hint="at least 64")
+
+    def trusts(self, cookie: bytes) -> bool:
+        return hmac.compare_digest(cookie, self.cookie)
+
+
+def instance_fault(name: str) -> str | None:
+    """What is wrong with the name of an instance, which becomes part of a journal's name."""
+    if not name:
+        return "the instance has no name"
+    if _INSTANCE.fullmatch(name) is None or ".." in name:
+        shown = name if len(name) <= 80 else name[:80] + "..."
+        return f"no instance can be called {shown!r}: 1 to 64 letters, digits, '.', '_', '-', a letter or digit first"
+    return None
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`; an IPv6 address stands in brackets."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"expected HOST:PORT, got {address!r}", hint="for example 127.0.0.1:7110")
+    return host.strip("[]"), int(port)

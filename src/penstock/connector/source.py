@@ -1,0 +1,456 @@
+"""The source kit: write `read`, `seek` and perhaps `ack`; the protocol is in here.
+
+    class Numbers(Stream):
+        name = "numbers"
+
+        def seek(self, point):                # where to go on: behind this id; None is the very beginning
+            self.next = 1 if point is None else point + 1
+
+        def read(self):                       # the next records; [] if there is nothing now, None at the end
+            batch = [Record(n, b"%d" % n) for n in range(self.next, self.next + 100)]
+            self.next += 100
+            return batch
+
+    Connector(["127.0.0.1:7110"], "numbers", [Numbers()], cookie=b"...").run()
+
+**Who calls what.** `seek` when the worker has accepted the stream, before the first `read`, and again after every lost
+connection. Then `read`, again and again. Both may be plain or `async`; a plain one that waits says `blocking = True`
+and runs in a thread. Ids of a stream only grow; the same record always has the same id. `seek` may land earlier than
+asked: what the log has already is dropped by its id. If it cannot reach the point it raises `CannotSeekError`, the
+worker is told why, and the connector ends. `ack(point)` says that everything up to that id is durable; what was
+read and not acknowledged may be asked for again.
+
+**What is promised.** Each record that `read` gave is in the journal once, in order, if `seek` and `read` keep to that.
+Lost connections are made again, at the other addresses as well, later each time; a worker may move the connector to
+another one. `run` returns when all streams have ended and everything is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import logging
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple, cast
+
+from penstock.base.errors import PenstockError, UsageError
+from penstock.connector import frames as fr
+from penstock.connector.frames import NOTHING_SEEN, SOURCE_VERSION
+from penstock.connector.link import Link, LinkLostError, MovedError, WorkerRefusedError, connect
+from penstock.connector.session import Connection
+from penstock.connector.session import Stream as State
+
+log = logging.getLogger(__name__)
+
+_IDLE = 0.05
+_FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
+_MIGRATION_TRIES = 8
+_ONE_WRITE = 256 << 10
+_FINAL = ("Bad cookie", "Unknown protocol version", "no instance can be called", "the instance has no name")
+"""Refusals that no waiting mends."""
+
+
+class Record(NamedTuple):
+    """One message of a stream. `time` is the event's, in whatever unit the readers agree on."""
+
+    id: int
+    body: bytes
+    key: bytes = b""
+    time: int = 0
+
+
+Records = Sequence[Record] | None
+
+
+class CannotSeekError(PenstockError):
+    """The source no longer has what comes behind the point that it was asked for."""
+
+
+class SourceFailedError(PenstockError):
+    """The connector ended, since one of its streams or the worker said that it cannot go on."""
+
+
+class Stream:
+    """One stream; see the module's text. `name` identifies it for good: its id is made of it."""
+
+    name: str
+    blocking = False
+
+    def seek(self, point: int | None) -> Awaitable[None] | None:
+        """Go to the first record behind `point`, or earlier; None is the beginning."""
+        raise NotImplementedError
+
+    def read(self) -> Records | Awaitable[Records]:
+        """The next records, some thousands at most; empty if there are none now, None if there will be none."""
+        raise NotImplementedError
+
+    def ack(self, point: int) -> Awaitable[None] | None:
+        """Everything up to this id is durable."""
+        return None
+
+
+class IteratorStream(Stream):
+    """A stream from a function that gives an iterator of records behind a point (None: of all)."""
+
+    def __init__(
+        self,
+        name: str,
+        records: Callable[[int | None], Iterable[Record]],
+        *,
+        blocking: bool = False,
+        batch: int = 1000,
+    ) -> None:
+        self.name = name
+        self.blocking = blocking
+        self._records = records
+        self._batch = batch
+        self._left: Iterator[Record] = iter(())
+
+    def seek(self, point: int | None) -> None:
+        self._left = iter(self._records(point))
+
+    def read(self) -> Records:
+        batch = []
+        for record in self._left:
+            batch.append(record)
+            if len(batch) >= self._batch:
+                break
+        return batch or None
+
+
+def stream_id(name: str) -> int:
+    """The id of a stream: the first eight bytes of the SHA-256 of its name."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+
+
+class _Flow:
+    """A stream and what the kit knows about it."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.id = stream_id(stream.name)
+        self.ended = False
+        """Its end is durable."""
+        self.at_end = False
+        """`read` said that there is no more."""
+
+
+class Connector:
+    """Streams of one instance to whichever worker takes them."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        instance: str,
+        streams: Sequence[Stream],
+        *,
+        cookie: bytes = b"",
+        program: str = "penstock",
+        version: str = SOURCE_VERSION,
+        max_frame: int = fr.MAX_FRAME,
+        patience: float | None = None,
+        migration_tries: int = _MIGRATION_TRIES,
+    ) -> None:
+        """`patience`: seconds without any worker after which `run` gives up; None: never.
+
+        `migration_tries`: how often the address that a worker names is tried before the old one is, too.
+        """
+        if not addresses or not streams:
+            raise UsageError("a connector needs the address of a worker, and a stream")
+        self._seeds = list(dict.fromkeys(addresses))
+        self._turn = 0
+        self._hello = fr.Hello(version, cookie, program, instance, frozenset({fr.MIGRATE}))
+        self._flows = {flow.id: flow for flow in map(_Flow, streams)}
+        self._max_frame = max_frame
+        self._patience = patience
+        self._migration_tries = migration_tries
+        self._check(streams)
+        self._stop = asyncio.Event()
+        self.link: Link | None = None
+        self.progressed = False
+        self.acked: dict[str, int] = {}
+        """The last id of each stream, by its name, that is durable."""
+
+    def _check(self, streams: Sequence[Stream]) -> None:
+        seen: dict[int, str] = {}
+        for stream in streams:
+            other = seen.setdefault(stream_id(stream.name), stream.name)
+            if len(seen) < len(streams) and (
+                other != stream.name or [s.name for s in streams].count(other) > 1
+            ):
+                raise UsageError(
+                    f"streams '{other}' and '{stream.name}' have the same id",
+                    hint="call one of them something else",
+                )
+
+    def run(self) -> None:
+        """Until all streams have ended."""
+        asyncio.run(self.serve())
+
+    def stop(self) -> None:
+        """End soon; what was sent and not acknowledged will be asked for again next time."""
+        self._stop.set()
+
+    async def serve(self) -> None:
+        """As `run`, in an event loop."""
+        failures, silent_since = 0, asyncio.get_running_loop().time()
+        link: Link | None = None
+        while not self._stop.is_set() and not self._done:
+            try:
+                link = link or await connect(self._address, self._hello)
+                silent_since = asyncio.get_running_loop().time()
+                self.progressed = False
+                link = await self._session(link)
+                failures = 0
+                continue
+            except MovedError as moved:
+                link = None
+                self._prefer(moved.address)
+                failures = 0 if self.progressed else failures + 1
+            except (LinkLostError, WorkerRefusedError) as error:
+                if error.message.partition(" refused: ")[2].startswith(_FINAL):
+                    raise
+                link = None
+                failures = 1 if self.progressed else failures + 1
+                self._turn += 1
+                log.info("%s", error.message)
+            if (
+                self._patience is not None
+                and asyncio.get_running_loop().time() - silent_since > self._patience
+            ):
+                raise SourceFailedError(
+                    f"no worker answered for {self._patience:g} s", hint="start one, or name another address"
+                )
+            if failures > 1 or not self.progressed:
+                await self._pause(failures)
+
+    async def _pause(self, failures: int) -> None:
+        longest = min(_FIRST_WAIT * 2 ** min(failures, 10), _LONGEST_WAIT)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(longest * random.uniform(0.5, 1.0)):
+                await self._stop.wait()
+
+    @property
+    def _done(self) -> bool:
+        return all(flow.ended for flow in self._flows.values())
+
+    @property
+    def _address(self) -> str:
+        return self._seeds[self._turn % len(self._seeds)]
+
+    def _prefer(self, address: str) -> None:
+        """Use this address from now on; the others are tried if nobody answers there."""
+        self._seeds = [address, *(each for each in self._seeds if each != address)]
+        self._turn = 0
+
+    # One session.
+
+    async def _session(self, link: Link) -> Link | None:
+        """Stream over a link until it ends; the link to go on with, if the worker sent us to another."""
+        self.link = link
+        session = _Session(self, link)
+        stopping = asyncio.ensure_future(self._stop.wait())
+        working = asyncio.ensure_future(session.work())
+        try:
+            await asyncio.wait({stopping, working}, return_when=asyncio.FIRST_COMPLETED)
+            return await working if working.done() else None
+        finally:
+            stopping.cancel()
+            working.cancel()
+            with suppress(asyncio.CancelledError, PenstockError):
+                await working
+            self.link = None
+            await link.close()
+
+
+class _Session:
+    """What happens over one link."""
+
+    def __init__(self, connector: Connector, link: Link) -> None:
+        self._connector = connector
+        self._link = link
+        self._flows = connector._flows
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._outcome: asyncio.Future[Link | None]
+        self._target = ""
+        self._leaving = False
+        self._closed = asyncio.Event()
+        self._refused: list[_Flow] = []
+
+    async def work(self) -> Link | None:
+        """Until the worker ends it, or something fails; a link, if that is where to go on."""
+        self._outcome = asyncio.get_running_loop().create_future()
+        self._start(self._listen())
+        self._start(self._notify(list(self._flows.values())))
+        try:
+            return await self._outcome
+        except LinkLostError:
+            raise
+        except (MovedError, WorkerRefusedError):
+            raise
+        except Exception as error:
+            reason = error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+            with suppress(PenstockError):
+                await self._link.send(fr.Error(reason))
+            raise SourceFailedError(reason, hint=getattr(error, "hint", None)) from error
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._outcome.done():
+            self._outcome.set_exception(error)
+
+    def _finish(self, link: Link | None) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(link)
+
+    async def _notify(self, flows: Sequence[_Flow]) -> None:
+        for flow in flows:
+            if not flow.ended and not self._target:
+                await self._link.credits(1)
+                await self._link.send(fr.Notify(flow.id, flow.stream.name, self._hint(flow)))
+
+    def _hint(self, flow: _Flow) -> int:
+        return self._connector.acked.get(flow.stream.name, 0)
+
+    async def _listen(self) -> None:
+        async for frame in self._link.frames():
+            match frame:
+                case fr.NotifyAck(success=True, stream=stream, point=point):
+                    self._accepted(self._flows[stream], point)
+                case fr.NotifyAck(stream=stream):
+                    self._refused.append(self._flows[stream])
+                case fr.Ack(points=points):
+                    await self._acked(points)
+                case fr.Restart(address=address):
+                    if address:
+                        raise MovedError(address)
+                    raise LinkLostError("the worker asked to start again")
+                case fr.Error(reason=reason):
+                    raise WorkerRefusedError(f"the worker ended the session: {reason}")
+                case fr.Migrate(host=host, port=port):
+                    self._migrate(f"{host}:{port}")
+                case _:
+                    pass
+            self._closed.set()
+            if self._connector._done:
+                self._finish(None)
+                return
+        if not self._connector._done:
+            raise LinkLostError(f"the worker at {self._link.address} closed the connection")
+
+    def _accepted(self, flow: _Flow, point: int) -> None:
+        self._start(self._pump(flow, None if point == NOTHING_SEEN else point))
+
+    async def _acked(self, points: Iterable[tuple[int, int]]) -> None:
+        for stream, point in points:
+            flow = self._flows.get(stream)
+            if flow is None:
+                continue
+            self._connector.progressed = True
+            if point != NOTHING_SEEN:
+                self._connector.acked[flow.stream.name] = point
+                await _called(flow.stream.ack(point))
+            if flow.at_end and self._link.session.stream(stream) is State.CLOSED:
+                flow.ended = True
+        if self._refused and not self._target:
+            again, self._refused = self._refused, []
+            self._start(self._notify(again))
+
+    # One stream.
+
+    async def _pump(self, flow: _Flow, point: int | None) -> None:
+        stream, link = flow.stream, self._link
+        flow.at_end = False
+        await self._call(stream, lambda: stream.seek(point))
+        while not self._target:
+            records = await self._call(stream, stream.read)
+            if records is None:
+                flow.at_end = not self._target
+                break
+            if not records:
+                await asyncio.sleep(_IDLE)
+                continue
+            at = 0
+            while at < len(records) and not self._target:
+                some = records[at : at + await link.credits(len(records) - at)]
+                some = _cut(some)
+                self._fits(flow, some)
+                await link.send_messages(flow.id, some)
+                at += len(some)
+        if link.is_open:
+            await link.send(fr.EosMessage(flow.id))
+
+    def _fits(self, flow: _Flow, records: Sequence[Record]) -> None:
+        limit = self._connector._max_frame - 27
+        for record in records:
+            if len(record.body) + len(record.key) > limit or len(record.key) > fr.SHORT_LIMIT:
+                raise SourceFailedError(
+                    f"stream '{flow.stream.name}': message {record.id} is too large for a frame of "
+                    f"{self._connector._max_frame:,} bytes"
+                )
+
+    async def _call(self, stream: Stream, method: Callable[[], object]) -> Records:
+        if stream.blocking:
+            return cast("Records", await asyncio.to_thread(method))
+        return await _called(method())
+
+    # Migration.
+
+    def _migrate(self, address: str) -> None:
+        """Stop reading, close the streams, wait for their last ACKs; then go. The later of two addresses counts."""
+        self._target = address
+        self._connector._prefer(address)
+        if not self._leaving:
+            self._leaving = True
+            self._start(self._leave())
+
+    async def _leave(self) -> None:
+        open_states = {State.OPEN, State.CLOSING, State.NOTIFY_SENT}
+        while any(state in open_states for state in self._link.session.streams.values()):
+            self._closed.clear()
+            await self._closed.wait()
+        for failures in range(1, self._connector._migration_tries + 1):
+            try:
+                link = await connect(self._target, self._connector._hello)
+            except MovedError as moved:
+                self._target = moved.address
+                self._connector._prefer(moved.address)
+                continue
+            except (LinkLostError, WorkerRefusedError) as error:
+                log.info("%s", error.message)
+                await asyncio.sleep(min(_FIRST_WAIT * 2**failures, _LONGEST_WAIT))
+                continue
+            if self._link.session.connection is Connection.MIGRATING:
+                with suppress(PenstockError):
+                    await self._link.send(fr.MigrationAck())
+            self._finish(link)
+            return
+        with suppress(PenstockError):
+            await self._link.send(fr.Error(f"nobody answers at {self._target}"))
+        raise LinkLostError(f"nobody answers at {self._target}")
+
+
+def _cut(records: Sequence[Record]) -> Sequence[Record]:
+    """As many as make one write of moderate size, at least one."""
+    size = 0
+    for i, record in enumerate(records):
+        size += len(record.body)
+        if size > _ONE_WRITE and i:
+            return records[:i]
+    return records
+
+
+async def _called(result: object) -> Records:
+    return cast("Records", await result if inspect.isawaitable(result) else result)

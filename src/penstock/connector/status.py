@@ -1,0 +1,194 @@
+"""What workers tell about themselves: typed records, `/status` and `/metrics`, and how to ask all workers.
+
+await survey(client, prefix)      every worker in the directory, with its sessions and streams
+snapshot(worker)                  the same of a worker in this process
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.base.errors import PenstockError
+from penstock.connector import directory
+from penstock.connector.frames import NOTHING_SEEN
+from penstock.connector.settings import split
+from penstock.journal.client import AsyncClient, JournalError
+from penstock.journal.protocol import Status
+
+if TYPE_CHECKING:
+    from penstock.connector.worker import Worker
+
+_PATIENCE = 5.0
+
+
+class StreamStatus(msgspec.Struct, frozen=True):
+    """A stream that a session holds, or that the log knows. None: nothing was seen, or acknowledged."""
+
+    instance: str
+    id: int
+    name: str
+    state: str
+    session: int | None = None
+    last_durable: int | None = None
+    last_acked: int | None = None
+    ended: bool = False
+
+
+class SessionStatus(msgspec.Struct, frozen=True):
+    """A connection of a connector."""
+
+    number: int
+    peer: str
+    program: str
+    instance: str
+    state: str
+    credits: int
+    messages: int
+    dropped: int
+    bytes: int
+
+
+class WorkerStatus(msgspec.Struct, frozen=True):
+    """A worker. `answers` is False for one that is in the directory and does not."""
+
+    name: str
+    address: str
+    http: str
+    answers: bool = True
+    started: float = 0.0
+    sessions: list[SessionStatus] = []
+    streams: list[StreamStatus] = []
+    counters: dict[str, int] = {}
+    recent: list[str] = []
+
+
+def snapshot(worker: Worker) -> WorkerStatus:
+    """A worker of this process, as it is now."""
+    counters = worker.counters
+    counted = ("messages", "bytes", "dropped", "refused", "faults", "given_up", "rollbacks", "migrations")
+    sessions = [
+        SessionStatus(
+            peer.number,
+            peer.address,
+            peer.hello.program if peer.hello else "",
+            peer.hello.instance if peer.hello else "",
+            peer.session.connection.value,
+            peer.session.credits.held,
+            peer.messages,
+            peer.dropped,
+            peer.bytes,
+        )
+        for peer in sorted(worker.peers, key=lambda peer: peer.number)
+    ]
+    return WorkerStatus(
+        worker.me.name,
+        worker.me.address,
+        worker.http,
+        True,
+        worker.started,
+        sessions,
+        _streams(worker),
+        {name: getattr(counters, name) for name in counted},
+        list(counters.recent),
+    )
+
+
+def _streams(worker: Worker) -> list[StreamStatus]:
+    acked = {(peer.number, stream): last for peer in worker.peers for stream, last in peer.acked.items()}
+    streams = []
+    for name, instance in sorted(worker.instances.items()):
+        registry = instance.registry
+        for stream in sorted(registry.points.keys() | registry.held.keys()):
+            point, holding = registry.points.get(stream), registry.held.get(stream)
+            last = None if point is None or point.last == NOTHING_SEEN else point.last
+            streams.append(
+                StreamStatus(
+                    name,
+                    stream,
+                    point.name if point is not None else "",
+                    holding.state.value if holding is not None else "inactive",
+                    holding.session if holding is not None else None,
+                    last,
+                    acked.get((holding.session, stream)) if holding is not None else last,
+                    point is not None and point.ended,
+                )
+            )
+    return streams
+
+
+def metrics(status: WorkerStatus) -> str:
+    """The page of `/metrics`."""
+    lines: list[str] = []
+
+    def family(name: str, kind: str, text: str) -> str:
+        full = f"penstock_connector_{name}"
+        lines.extend((f"# HELP {full} {text}", f"# TYPE {full} {kind}"))
+        return full
+
+    for counter, value in status.counters.items():
+        full = family(f"{counter}_total", "counter", f"{counter.replace('_', ' ')} since the worker started.")
+        lines.append(f"{full} {value}")
+    lines.append(f"{family('sessions', 'gauge', 'Connections of connectors.')} {len(status.sessions)}")
+    full = family("session_credits", "gauge", "Credits that a connector holds.")
+    for session in status.sessions:
+        lines.append(
+            f"{full}{{{_labels(session=session.number, instance=session.instance)}}} {session.credits}"
+        )
+    for name, text in (("last_durable", "Last id in the log."), ("last_acked", "Last id acknowledged.")):
+        full = family(f"stream_{name}", "gauge", text)
+        for stream in status.streams:
+            value_or_none = getattr(stream, name)
+            if value_or_none is not None:
+                labels = _labels(
+                    instance=stream.instance, stream=stream.id, name=stream.name, state=stream.state
+                )
+                lines.append(f"{full}{{{labels}}} {value_or_none}")
+    return "\n".join(lines) + "\n"
+
+
+def _labels(**values: object) -> str:
+    def escaped(value: object) -> str:
+        return str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+    return ",".join(f'{name}="{escaped(value)}"' for name, value in values.items())
+
+
+async def survey(client: AsyncClient, prefix: str) -> Sequence[WorkerStatus]:
+    """Every worker of the directory; those that do not answer as well."""
+    try:
+        known = await directory.workers(client, prefix)
+    except JournalError as error:
+        if error.status == Status.JOURNAL_NOT_FOUND:
+            return []
+        raise
+    return await asyncio.gather(*(_asked(entry) for entry in known))
+
+
+async def _asked(entry: directory.Entry) -> WorkerStatus:
+    owner = entry.owner
+    if entry.http:
+        try:
+            status, body = await asyncio.to_thread(request, entry.http, "GET", "/status")
+            if status == 200:
+                return msgspec.json.decode(body, type=WorkerStatus)
+        except (OSError, PenstockError, http.client.HTTPException, msgspec.DecodeError):
+            pass
+    return WorkerStatus(owner.name, owner.address, entry.http, answers=False)
+
+
+def request(address: str, method: str, path: str, body: bytes = b"", token: bytes = b"") -> tuple[int, bytes]:
+    """One HTTP request to a worker."""
+    host, port = split(address)
+    connection = http.client.HTTPConnection(host, port, timeout=_PATIENCE)
+    try:
+        headers = {"Authorization": f"Bearer {token.hex()}"} if token else {}
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read(16 << 20)
+    finally:
+        connection.close()

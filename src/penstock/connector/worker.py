@@ -1,0 +1,330 @@
+"""The connector worker: takes the streams of connectors and puts what they send into journals, one for each instance.
+
+    PREFIX/INSTANCE     the journal of an instance; the worker that claimed it has all its sessions
+    PREFIX/_workers     the workers that there are (`directory`)
+
+A connector that comes to the wrong worker is sent to the right one; one whose owner does not answer is taken over, and
+the claim fences the owner. Shutdown, in this order: no more connections; each instance makes durable what came,
+acknowledges it and sends its sessions to a live worker; the directory is left; the client is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+import uuid
+from collections.abc import Coroutine
+from contextlib import suppress
+
+from penstock.base.errors import PenstockError, UsageError
+from penstock.connector import directory
+from penstock.connector.counters import Counters
+from penstock.connector.directory import Entry
+from penstock.connector.frames import Hello, Ok
+from penstock.connector.instancelog import InstanceLog, journal_spec, open_journal
+from penstock.connector.instances import Instance
+from penstock.connector.registry import Decision, Owner, decision, owner_of
+from penstock.connector.serving import Peer
+from penstock.connector.settings import WorkerSettings, split
+from penstock.journal.client import AsyncClient, BrokerGoneError, JournalError, TimedOutError, backoff
+from penstock.journal.protocol import Status
+
+__all__ = ["Instance", "Worker"]
+
+log = logging.getLogger(__name__)
+
+_POLL = 0.1
+
+
+class Worker:
+    """Listens from `start` to `stop`. `journals` is the prefix of the journals' names."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        client: AsyncClient | None = None,
+        journals: str = "connectors",
+        *,
+        name: str = "worker",
+        replication: int = 1,
+        store: str = "file:///",
+    ) -> None:
+        self.settings = settings
+        self.client = client
+        self.journals = journals
+        self.counters = Counters()
+        self.me = Owner(name, "", uuid.uuid4().hex[:16])
+        self.http = ""
+        self.peers: set[Peer] = set()
+        self.instances: dict[str, Instance] = {}
+        self.moved: dict[str, str] = {}
+        """Where instances went that were moved away."""
+        self.started = time.time()
+        self._replication, self._store = replication, store
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._numbers = itertools.count(1)
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self._empty = asyncio.Event()
+
+    # Life.
+
+    async def start(self, listen: str, advertise: str = "") -> str:
+        """Listen; the address that connectors use."""
+        host, port = split(listen)
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                lambda: Peer(self, next(self._numbers)), host, port, backlog=self.settings.max_sessions
+            )
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen on {listen}: {error.strerror}", hint="give another --listen HOST:PORT"
+            ) from None
+        port = self._server.sockets[0].getsockname()[1]
+        shown = advertise or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        self.me = Owner(self.me.name, shown, self.me.nonce)
+        return shown
+
+    def announce(self) -> None:
+        """Enter the directory, as soon as the broker answers."""
+        if self.client is not None:
+            self.spawn(self._announce())
+
+    async def _announce(self) -> None:
+        assert self.client is not None
+        entry = Entry(self.me, self.http)
+        for failures in itertools.count(1):
+            try:
+                await directory.enter(
+                    self.client, self.journals, entry, replication=self._replication, store=self._store
+                )
+            except (BrokerGoneError, TimedOutError, JournalError) as error:
+                log.warning("the broker does not answer yet: %s", error.message)
+                await asyncio.sleep(backoff.delay(failures))
+            else:
+                return
+
+    async def stop(self, patience: float = 10.0) -> None:
+        """The end, in the order that the module's text gives."""
+        self._stopping = True
+        if self._server is not None:
+            self._server.close()
+        address = await self._live_worker()
+        instances, self.instances = list(self.instances.values()), {}
+        await asyncio.gather(*(each.hand_over(address, patience) for each in instances))
+        for peer in list(self.peers):
+            peer.restart(address)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.client is not None:
+            try:
+                async with asyncio.timeout(patience):
+                    await directory.leave(self.client, self.journals, Entry(self.me, self.http))
+            except (PenstockError, TimeoutError) as error:
+                log.warning("could not leave the directory of workers: %s", error)
+        if self.peers:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(3):
+                    await self._empty.wait()
+
+    async def _live_worker(self) -> str:
+        """The address of another worker that answers; empty if there is none. Takes out those that do not."""
+        if self.client is None:
+            return ""
+        try:
+            async with asyncio.timeout(5):
+                known = await directory.workers(self.client, self.journals)
+        except (PenstockError, TimeoutError):
+            return ""
+        for entry in known:
+            if entry.owner == self.me:
+                continue
+            if (
+                await directory.ask(entry.owner, self.settings.cookie, "-probe", self.settings.version)
+                is not None
+            ):
+                return entry.owner.address
+            try:
+                await directory.leave(self.client, self.journals, entry)
+            except PenstockError:
+                continue
+        return ""
+
+    def spawn(self, work: Coroutine[object, object, None]) -> None:
+        """Run something beside; the worker ends it when it stops."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._spawned)
+
+    def _spawned(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("an error of the worker itself", exc_info=task.exception())
+
+    # Sessions.
+
+    def enter(self, peer: Peer) -> str | None:
+        """A connection came; why it is refused, if it is."""
+        self.peers.add(peer)
+        self._empty.clear()
+        if self._stopping:
+            return "this worker is stopping"
+        if len(self.peers) > self.settings.max_sessions:
+            return f"too many connections: this worker takes {self.settings.max_sessions}"
+        return None
+
+    def leave(self, peer: Peer) -> None:
+        self.peers.discard(peer)
+        if not self.peers:
+            self._empty.set()
+        if peer.instance is not None:
+            peer.instance.peers.discard(peer)
+            peer.instance.settled()
+
+    async def answered_probe(self, peer: Peer, hello: Hello) -> bool:
+        """Another worker asks whether we live and have an instance."""
+        for token in hello.capabilities:
+            if token.startswith(directory.PROBE):
+                instance = self.instances.get(hello.instance)
+                if token != directory.PROBE + self.me.nonce:
+                    peer.fail("another worker is here now")
+                    return True
+                has = 0 if instance is None else directory.LEAVING if instance.leaving else directory.MINE
+                peer.answer(Ok(has))
+                return True
+        return False
+
+    async def join(self, peer: Peer, name: str) -> Instance | str:
+        """The instance for a session, opened; or the address at which it is."""
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        async with lock:
+            instance = self.instances.get(name)
+            if instance is None:
+                opened = await self._opened(name)
+                if isinstance(opened, str):
+                    return opened
+                instance = opened
+            elif instance.leaving:
+                return instance.leaving
+            instance.peers.add(peer)
+            return instance
+
+    async def _opened(self, name: str) -> Instance | str:
+        """Open an instance that this worker does not have; waits for the broker, and for an owner that is leaving."""
+        for failures in itertools.count(1):
+            try:
+                where = await self._elsewhere(name)
+                if where:
+                    return where
+                if where is None:
+                    await asyncio.sleep(_POLL)
+                    continue
+                instance = Instance(name)
+                instance.use(await self.open_log(instance))
+            except (BrokerGoneError, TimedOutError) as error:
+                log.warning("instance %s waits for the broker: %s", name, error.message)
+                await asyncio.sleep(backoff.delay(failures))
+                continue
+            self.instances[name] = instance
+            return instance
+        raise AssertionError
+
+    async def _elsewhere(self, name: str) -> str | None:
+        """The address of the live owner; empty if there is none; None while it is leaving."""
+        if self.client is None:
+            return ""
+        try:
+            barrier = await self.client.append(f"{self.journals}/{name}", ())
+        except JournalError as error:
+            if error.status == Status.JOURNAL_NOT_FOUND:
+                return ""
+            raise
+        owner = owner_of(barrier.registers)
+        if owner == self.me and name in self.moved:
+            return await self._moved(name)
+        self.moved.pop(name, None)
+        if decision(owner, self.me, None) is Decision.CLAIM:
+            return ""
+        assert owner is not None
+        answer = await directory.ask(owner, self.settings.cookie, name, self.settings.version)
+        if answer == directory.LEAVING:
+            return None
+        alive = answer == directory.MINE
+        return owner.address if decision(owner, self.me, alive) is Decision.REDIRECT else ""
+
+    async def _moved(self, name: str) -> str:
+        """Where an instance was sent that nobody has claimed since; here again if nobody is there."""
+        target = Owner("", self.moved[name], "")
+        if await directory.ask(target, self.settings.cookie, "-probe", self.settings.version) is None:
+            del self.moved[name]
+            return ""
+        return target.address
+
+    async def open_log(self, instance: Instance) -> InstanceLog:
+        """Where the messages of an instance go."""
+        assert self.client is not None
+        spec = journal_spec(
+            f"{self.journals}/{instance.name}",
+            instance.name,
+            replication=self._replication,
+            store=self._store,
+        )
+
+        def failed(error: PenstockError) -> None:
+            self.failed(instance, error)
+
+        return await open_journal(self.client, spec, self.me, failed, self.settings.outage_limit)
+
+    def failed(self, instance: Instance, error: PenstockError) -> None:
+        """The log of an instance gave up: what is not durable counts for nothing, everybody begins anew."""
+        log.warning("instance %s starts again: %s", instance.name, error.message)
+        self.counters.rollbacks += 1
+        if self.instances.get(instance.name) is instance:
+            del self.instances[instance.name]
+        instance.restart_all(self.me.address)
+        self.spawn(instance.close())
+
+    # Migration.
+
+    def instance_of(self, what: str) -> str:
+        """The name of the instance that is meant: by its own name, or by the name or id of one of its streams."""
+        if what in self.instances:
+            return what
+        for name, instance in self.instances.items():
+            for stream in instance.registry.held:
+                if what in (
+                    str(stream),
+                    instance.registry.points[stream].name if stream in instance.registry.points else "",
+                ):
+                    return name
+        raise UsageError(
+            f"this worker has no instance and no open stream called '{what}'",
+            hint="`penstock connector status` lists them",
+        )
+
+    async def migrate(self, what: str, address: str) -> str:
+        """Move an instance, with all its sessions, to the worker at `address`; the name of the instance."""
+        split(address)
+        if address == self.me.address:
+            raise UsageError(f"{address} is this worker itself", hint="name another one")
+        name = self.instance_of(what)
+        instance = self.instances[name]
+        if instance.leaving:
+            instance.leaving = address
+            for peer in list(instance.peers):
+                peer.migrate(address)
+            return name
+        self.counters.migrations += 1
+        self.spawn(self._move(instance, address))
+        return name
+
+    async def _move(self, instance: Instance, address: str) -> None:
+        await instance.move(address, self.settings.migration_timeout)
+        if self.instances.get(instance.name) is instance:
+            del self.instances[instance.name]
+        self.moved[instance.name] = instance.leaving

@@ -1,0 +1,141 @@
+"""`adaptors.connector` as a source: the log has each message once, whoever dies; a pipeline ends with its streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.servers.ports import free_port
+
+from penstock import Pipeline
+from penstock import adaptors as a
+from penstock.adaptors.base import Batch
+from penstock.base.errors import UsageError
+from penstock.connector.source import Connector, IteratorStream, Record, Stream, stream_id
+from penstock.log.message import Message, MessageOffset, Mode, Resume
+from penstock.pipeline.runner import run
+
+
+class Log:
+    """A log that takes batches as ingest does, and may forget the last ones."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+
+    def messages(self, ns: str) -> list[Message]:
+        return [message for batch in self.batches for message in batch.messages if message.ns == ns]
+
+    def resume(self) -> dict[str, Resume]:
+        known: dict[str, Resume] = {}
+        for batch in self.batches:
+            for ns, position in batch.positions.items():
+                before = known.get(ns)
+                mode = before.mode if before is not None else Mode.COPY
+                known[ns] = Resume(Mode.SYNC if ns in batch.completed else mode, position, MessageOffset(-1))
+        return known
+
+    def read(self, port: int, *, at_most: int | None = None, **settings: object) -> None:
+        """Until the source has run out, or after so many batches with the last of them lost."""
+        source = a.connector(listen=f"127.0.0.1:{port}", instance="i", **settings).source()
+        reading: Iterator[Batch] = iter(
+            source.read(lambda ns: ns != "other", self.resume(), threading.Event())
+        )
+        for number, batch in enumerate(reading, 1):
+            if number == at_most:
+                reading.close()  # type: ignore[attr-defined]
+                return
+            self.batches.append(batch)
+            source.logged(batch)
+
+
+def documents(name: str, count: int) -> Stream:
+    def records(point: int | None) -> Iterator[Record]:
+        for number in range((point or 0) + 1, count + 1):
+            yield Record(number, b'{"n":%d}' % number, b"k%d" % number)
+
+    return IteratorStream(name, records, batch=7)
+
+
+def sending(port: int, streams: Sequence[Stream], instance: str = "i") -> threading.Thread:
+    def send() -> None:
+        asyncio.run(Connector([f"127.0.0.1:{port}"], instance, streams, patience=60).serve())
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_streams_become_namespaces_and_their_ends_end_the_copy() -> None:
+    port, log = free_port(), Log()
+    streams = [documents("orders", 100), documents("items", 50), documents("other", 5)]
+    thread = sending(port, streams)
+    log.read(port)
+    thread.join(60)
+    assert not thread.is_alive()
+    assert [json.loads(message.data)["n"] for message in log.messages("orders")] == list(range(1, 101))
+    assert log.messages("items")[0].key == b'{"key":"k1"}'
+    assert log.messages("other") == []
+    assert sorted(ns for batch in log.batches for ns in batch.completed) == ["items", "orders"]
+    assert {message.mode for message in log.messages("orders")} == {Mode.COPY}
+
+
+def test_a_batch_that_the_log_lost_is_sent_again_and_nothing_twice() -> None:
+    port, log = free_port(), Log()
+    thread = sending(port, [documents("orders", 200)])
+    for at_most in (2, 4, 3):
+        log.read(port, at_most=at_most, credits=10)
+    log.read(port)
+    thread.join(60)
+    assert not thread.is_alive()
+    assert [json.loads(message.data)["n"] for message in log.messages("orders")] == list(range(1, 201))
+
+
+def test_what_is_no_document_is_kept_with_its_place_and_text_may_be_wrapped() -> None:
+    lines = IteratorStream(
+        "lines", lambda point: [Record(1, b"plain"), Record(2, b'{"a":1}'), Record(3, b"\xff")]
+    )
+    port, log = free_port(), Log()
+    thread = sending(port, [lines])
+    log.read(port)
+    thread.join(60)
+    bad = [each for batch in log.batches for each in batch.bad]
+    assert [each.place for each in bad] == [
+        f"stream lines ({stream_id('lines')}), message {n}" for n in (1, 3)
+    ]
+    assert [message.data for message in log.messages("lines")] == [b'{"a":1}']
+    port, log = free_port(), Log()
+    thread = sending(port, [lines])
+    log.read(port, body="text", key=["text"])
+    thread.join(60)
+    assert log.messages("lines")[0].data == b'{"text":"plain"}'
+    assert log.messages("lines")[0].key == b'{"text":"plain"}'
+
+
+def test_settings_that_cannot_be_are_refused() -> None:
+    with pytest.raises(UsageError, match="needs 'listen'"):
+        a.connector().source()
+    with pytest.raises(UsageError, match="expected HOST:PORT"):
+        a.connector(listen="here").source()
+    with pytest.raises(UsageError, match="no instance can be called"):
+        a.connector(listen="127.0.0.1:1", instance="../x").source()
+
+
+@pytest.mark.spark
+def test_a_pipeline_fed_by_a_connector_ends_when_its_streams_have(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    port = free_port()
+    pipeline = Pipeline("fed")
+    orders = pipeline.source("in", a.connector(listen=f"127.0.0.1:{port}", instance="i"), ns="orders|items")
+    orders.save("out", a.file(uri=f"file://{tmp_path}/out.jsonl"))
+    thread = sending(port, [documents("orders", 300), documents("items", 20)])
+    summary = run(pipeline, data_dir=tmp_path / "data", once=True, spark=spark)
+    thread.join(60)
+    assert (summary.exit_code, summary.adds_up) == (0, True)
+    numbers = [json.loads(line)["n"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert sorted(numbers) == sorted([*range(1, 301), *range(1, 21)])

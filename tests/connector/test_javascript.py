@@ -1,0 +1,33 @@
+"""A connector in another language: `examples/connector/source.js` against a worker, killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.connector.rig import COOKIE, Rig, eventually, ids_of, rigged
+
+from penstock.connector.source import stream_id
+
+SOURCE = Path(__file__).parents[2] / "examples" / "connector" / "source.js"
+NODE = shutil.which("node")
+
+
+@pytest.mark.skipif(NODE is None, reason="needs Node")
+def test_a_connector_in_javascript_goes_on_where_the_journal_ends(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        assert NODE is not None
+        worker = await rig.worker(credits=16)
+        command = [NODE, str(SOURCE), worker.me.address, "i", "numbers", "3000", COOKIE.decode()]
+        first = await asyncio.create_subprocess_exec(*command)
+        await eventually(lambda: worker.counters.messages > 200)
+        first.kill()
+        await first.wait()
+        second = await asyncio.create_subprocess_exec(*command)
+        async with asyncio.timeout(60):
+            assert await second.wait() == 0
+        assert ids_of(await rig.frames()) == {stream_id("numbers"): list(range(1, 3001))}
+
+    rigged(tmp_path / "d", test)

@@ -1,0 +1,471 @@
+"""The source kit against real workers: streams, credits, lost connections, migration; and the ready sources."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import socket
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.connector.rig import COOKIE, Numbers, Rig, eventually, ids_of, rigged
+
+from penstock.base.errors import UsageError
+from penstock.connector import frames as fr
+from penstock.connector.settings import split
+from penstock.connector.source import (
+    CannotSeekError,
+    Connector,
+    IteratorStream,
+    Record,
+    Records,
+    SourceFailedError,
+    Stream,
+    stream_id,
+)
+from penstock.connector.sources import Datagrams, DirectoryLines, Lines, PipeLines, Posts
+from penstock.connector.worker import Worker
+
+
+def connector(addresses: list[str], streams: list[Stream], instance: str = "i") -> Connector:
+    return Connector(addresses, instance, streams, cookie=COOKIE, patience=60, migration_tries=2)
+
+
+def serves(worker: Worker) -> bool:
+    return "i" in worker.instances and bool(worker.instances["i"].peers)
+
+
+def grown(worker: Worker, beyond: int, unless: asyncio.Task[None] | None = None) -> bool:
+    return worker.counters.messages > beyond or (unless is not None and unless.done())
+
+
+def bodies(frames: list[fr.Frame]) -> list[bytes]:
+    return [bytes(frame.body) for frame in frames if isinstance(frame, fr.Message)]
+
+
+def test_the_id_of_a_stream_is_made_of_its_name() -> None:
+    assert stream_id("key_0") == 13630618416057149338
+
+
+def test_streams_with_one_id_are_refused_before_anything_is_sent() -> None:
+    with pytest.raises(UsageError, match="have the same id"):
+        Connector(["h:1"], "i", [Numbers("a", 1), Numbers("b", 1), Numbers("a", 1)])
+
+
+def test_several_streams_arrive_whole_with_few_credits(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker(credits=7)
+        streams: list[Stream] = [Numbers(f"s{n}", 300) for n in range(4)]
+        running = connector([worker.me.address], streams)
+        await running.serve()
+        wanted = {stream_id(stream.name): list(range(1, 301)) for stream in streams}
+        assert ids_of(await rig.frames()) == wanted
+        assert running.acked == {stream.name: 300 for stream in streams}
+        assert sum(isinstance(frame, fr.EosMessage) for frame in await rig.frames()) == 4
+
+    rigged(tmp_path / "d", test)
+
+
+def test_iterators_and_coroutines_are_streams_too(tmp_path: Path) -> None:
+    def letters(point: int | None) -> Iterator[Record]:
+        for number, letter in enumerate(b"abcdef", 1):
+            if point is None or number > point:
+                yield Record(number, bytes([letter]), b"key", number)
+
+    class Counted(Stream):
+        name = "counted"
+
+        def __init__(self) -> None:
+            self.at = 0
+            self.acks: list[int] = []
+
+        async def seek(self, point: int | None) -> None:
+            self.at = 0
+
+        async def read(self) -> Records:
+            self.at += 1
+            return [Record(self.at, b"s")] if self.at <= 3 else None
+
+        async def ack(self, point: int) -> None:
+            self.acks.append(point)
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        streams: list[Stream] = [
+            IteratorStream("letters", letters),
+            IteratorStream("again", letters, blocking=True),
+        ]
+        counted = Counted()
+        await connector([worker.me.address], [*streams, counted]).serve()
+        ids = ids_of(await rig.frames())
+        assert ids[stream_id("letters")] == ids[stream_id("again")] == [1, 2, 3, 4, 5, 6]
+        assert counted.acks[-1] == 3
+        first = next(frame for frame in await rig.frames() if isinstance(frame, fr.Message))
+        assert (bytes(first.key), first.time) == (b"key", 1)
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_source_may_seek_too_early_and_a_second_run_adds_nothing(tmp_path: Path) -> None:
+    class Early(Numbers):
+        def seek(self, point: int | None) -> None:
+            super().seek(None if point is None else max(0, point - 30))
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        await connector([worker.me.address], [Early("s", 100)]).serve()
+        await connector([worker.me.address], [Early("s", 120)]).serve()
+        assert ids_of(await rig.frames()) == {stream_id("s"): list(range(1, 121))}
+        assert worker.counters.dropped == 30
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_source_that_cannot_go_back_tells_the_worker_why(tmp_path: Path) -> None:
+    class Lost(Numbers):
+        def seek(self, point: int | None) -> None:
+            raise CannotSeekError("the tape is gone")
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        with pytest.raises(SourceFailedError, match="the tape is gone"):
+            await connector([worker.me.address], [Lost("s", 5)]).serve()
+        await eventually(lambda: worker.counters.given_up == 1)
+        assert "the tape is gone" in worker.counters.recent[-1]
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_wrong_cookie_ends_the_connector_at_once(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        with pytest.raises(Exception, match="Bad cookie"):
+            await Connector([worker.me.address], "i", [Numbers("s", 5)], cookie=b"no").serve()
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_message_too_large_for_a_frame_is_named(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        big = IteratorStream("big", lambda point: [Record(1, bytes(2000))])
+        running = Connector([worker.me.address], "i", [big], cookie=COOKIE, max_frame=1000)
+        with pytest.raises(SourceFailedError, match="message 1 is too large"):
+            await running.serve()
+
+    rigged(tmp_path / "d", test)
+
+
+def test_lost_connections_and_rollbacks_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker(credits=20)
+        streams = [Numbers(f"s{n}", 2000) for n in range(3)]
+        running = connector([worker.me.address], list(streams))
+        serving = asyncio.create_task(running.serve())
+        for step in range(1, 7):
+            await eventually(partial(grown, worker, 300 * step, serving))
+            if step % 2:
+                for peer in list(worker.peers):
+                    assert peer._transport is not None
+                    peer._transport.abort()
+            elif "i" in worker.instances:
+                worker.failed(worker.instances["i"], UsageError("as if the broker were gone"))
+        await serving
+        assert ids_of(await rig.frames()) == {stream_id(s.name): list(range(1, 2001)) for s in streams}
+        assert len(streams[0].seeks) > 2
+
+    rigged(tmp_path / "d", test)
+
+
+def test_the_same_stream_from_two_senders_is_one_stream(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        first, second = Numbers("s", 200), Numbers("s", 200)
+        first.gate = 100
+        one, two = connector([worker.me.address], [first]), connector([worker.me.address], [second])
+        serving_one = asyncio.create_task(one.serve())
+        await eventually(lambda: one.acked.get("s") == 100)
+        serving_two = asyncio.create_task(two.serve())
+        await eventually(lambda: worker.counters.refused > 0)
+        assert two.acked == {}
+        one.stop()
+        await serving_one
+        await serving_two
+        assert ids_of(await rig.frames()) == {stream_id("s"): list(range(1, 201))}
+        assert second.seeks == [100]
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_worker_that_stops_hands_its_connectors_over_under_load(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        first, second = await rig.worker("a"), await rig.worker("b")
+        await eventually(lambda: not first._tasks and not second._tasks)
+        streams = [Numbers(f"s{n}", 3000) for n in range(3)]
+        running = connector([first.me.address], list(streams))
+        serving = asyncio.create_task(running.serve())
+        await eventually(lambda: first.counters.messages > 1000)
+        await first.stop()
+        await serving
+        assert ids_of(await rig.frames()) == {stream_id(s.name): list(range(1, 3001)) for s in streams}
+        assert second.counters.messages > 0
+
+    rigged(tmp_path / "d", test)
+
+
+# Migration.
+
+
+async def moved(rig: Rig, running: Connector, streams: list[Numbers]) -> None:
+    """The connector goes on to the end, and the journal has everything once."""
+    for stream in streams:
+        stream.gate = stream.count
+    await rig_done(running)
+    assert ids_of(await rig.frames()) == {stream_id(s.name): list(range(1, s.count + 1)) for s in streams}
+
+
+async def rig_done(running: Connector) -> None:
+    async with asyncio.timeout(60):
+        await TASKS.pop(running)
+
+
+TASKS: dict[Connector, asyncio.Task[None]] = {}
+
+
+async def started(running: Connector, streams: list[Numbers], gate: int) -> None:
+    for stream in streams:
+        stream.gate = gate
+    TASKS[running] = asyncio.create_task(running.serve())
+    await eventually(lambda: all(running.acked.get(stream.name) == gate for stream in streams))
+
+
+def test_a_connector_moves_to_another_worker_and_no_stream_ends_by_that(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        old, new = await rig.worker("old"), await rig.worker("new")
+        streams = [Numbers(f"s{n}", 500) for n in range(3)]
+        running = connector([old.me.address], list(streams))
+        await started(running, streams, 200)
+        assert await old.migrate("s1", new.me.address) == "i"
+        await eventually(lambda: running.link is not None and running.link.address == new.me.address)
+        assert not any(isinstance(frame, fr.EosMessage) for frame in await rig.frames())
+        await eventually(lambda: not old.peers and "i" not in old.instances)
+        await moved(rig, running, streams)
+        assert new.counters.messages > 0
+        assert all(stream.seeks == [None, 200] for stream in streams)
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_connector_moves_there_and_back_under_load(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        a, b = await rig.worker("a", credits=10), await rig.worker("b", credits=10)
+        streams = [Numbers(f"s{n}", 3000) for n in range(3)]
+        running = connector([a.me.address], list(streams))
+        TASKS[running] = asyncio.create_task(running.serve())
+        for old, new in ((a, b), (b, a), (a, b)):
+            await eventually(partial(serves, old))
+            await eventually(partial(grown, old, old.counters.messages + 100))
+            await old.migrate("i", new.me.address)
+            await eventually(partial(serves, new))
+        await moved(rig, running, streams)
+
+    rigged(tmp_path / "d", test)
+
+
+def test_the_later_of_two_addresses_counts(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        old, new = await rig.worker("old"), await rig.worker("new")
+        streams = [Numbers("s", 300)]
+        running = connector([old.me.address], list(streams))
+        await started(running, streams, 100)
+        await old.migrate("i", "127.0.0.1:1")
+        await old.migrate("i", new.me.address)
+        await moved(rig, running, streams)
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_new_address_that_is_dead_brings_the_connector_back(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        old = await rig.worker("old")
+        streams = [Numbers("s", 300)]
+        running = connector([old.me.address], list(streams))
+        await started(running, streams, 100)
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            port = unused.getsockname()[1]
+            await old.migrate("i", f"127.0.0.1:{port}")
+            await moved(rig, running, streams)
+        assert old.counters.messages == 300
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_rollback_while_migrating_cancels_it_and_nothing_is_lost(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        old, new = await rig.worker("old"), await rig.worker("new")
+        streams = [Numbers("s", 300)]
+        running = connector([old.me.address], list(streams))
+        await started(running, streams, 100)
+        instance = old.instances["i"]
+        await old.migrate("i", new.me.address)
+        old.failed(instance, UsageError("as if the claim were lost"))
+        await moved(rig, running, streams)
+
+    rigged(tmp_path / "d", test)
+
+
+@pytest.mark.parametrize("victim", ["old", "new", "connection"])
+def test_a_crash_while_migrating_loses_nothing(tmp_path: Path, victim: str) -> None:
+    async def test(rig: Rig) -> None:
+        old, new = await rig.worker("old"), await rig.worker("new")
+        third = await rig.worker("third")
+        streams = [Numbers("s", 300), Numbers("t", 300)]
+        running = connector([old.me.address, third.me.address], list(streams))
+        await started(running, streams, 100)
+        await old.migrate("i", new.me.address)
+        if victim == "connection":
+            for peer in list(old.peers):
+                assert peer._transport is not None
+                peer._transport.abort()
+        else:
+            gone = old if victim == "old" else new
+            assert gone._server is not None
+            gone._server.close()
+            for peer in list(gone.peers):
+                assert peer._transport is not None
+                peer._transport.abort()
+        await moved(rig, running, streams)
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_peer_without_the_token_gets_what_is_durable_and_a_restart(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        old, new = await rig.worker("old"), await rig.worker("new")
+        peer = await rig.peer(old)
+        await peer.ok()
+        await peer.open(7)
+        await peer.send(fr.Message(7, 1))
+        await peer.acked(7, 1)
+        await old.migrate("7", new.me.address)
+        assert await peer.until(lambda frame: isinstance(frame, fr.Restart)) == fr.Restart(new.me.address)
+        again = await rig.peer(new)
+        await again.ok()
+        assert await again.open(7) == fr.NotifyAck(True, 7, 1)
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_peer_that_ignores_migrate_is_sent_away_in_time(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        old, new = await rig.worker("old", migration_timeout=0.2), await rig.worker("new")
+        peer = await rig.peer(old, tokens=["migrate"])
+        await peer.ok()
+        await peer.open(7)
+        await old.migrate("i", new.me.address)
+        host, port = split(new.me.address)
+        assert await peer.until(lambda frame: isinstance(frame, fr.Migrate)) == fr.Migrate(host, port)
+        assert await peer.open(8) == fr.NotifyAck(False, 8, 0)
+        assert await peer.until(lambda frame: isinstance(frame, fr.Restart)) == fr.Restart(new.me.address)
+        with pytest.raises(UsageError, match="no instance and no open stream"):
+            await new.migrate("nothing", old.me.address)
+        with pytest.raises(UsageError, match="this worker itself"):
+            await new.migrate("i", new.me.address)
+
+    rigged(tmp_path / "d", test)
+
+
+# Ready sources.
+
+
+def read_all(stream: Stream, point: int | None = None) -> list[Record]:
+    stream.seek(point)
+    found: list[Record] = []
+    while (records := stream.read()) is not None:
+        assert isinstance(records, list)
+        found += records
+    return found
+
+
+def test_lines_of_a_file_have_the_byte_behind_them_as_id(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    file.write_bytes(b"one\ntwo\n\nlast")
+    whole = read_all(Lines(file))
+    assert [(record.id, record.body) for record in whole] == [
+        (4, b"one"),
+        (8, b"two"),
+        (9, b""),
+        (13, b"last"),
+    ]
+    assert read_all(Lines(file), 8) == whole[2:]
+    with pytest.raises(CannotSeekError, match="replaced or cut"):
+        Lines(file).seek(14)
+
+
+def test_a_file_that_is_followed_gives_whole_lines_as_they_come(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    file.write_bytes(b"one\ntw")
+    lines = Lines(file, follow=True)
+    lines.seek(None)
+    assert lines.read() == [Record(4, b"one")]
+    assert lines.read() == []
+    with file.open("ab") as more:
+        more.write(b"o\n")
+    assert lines.read() == [Record(8, b"two")]
+    lines.close()
+
+
+def test_files_of_a_directory_are_one_stream(tmp_path: Path) -> None:
+    for name, content in (("a", b"1\n2\n"), ("b", b"3"), ("c", b"4\n")):
+        (tmp_path / name).write_bytes(content)
+    whole = read_all(DirectoryLines(tmp_path))
+    assert [record.body for record in whole] == [b"1", b"2", b"3", b"4"]
+    assert [record.id for record in whole] == sorted(record.id for record in whole)
+    for cut in range(4):
+        assert read_all(DirectoryLines(tmp_path), whole[cut].id) == whole[cut + 1 :]
+    with pytest.raises(CannotSeekError):
+        DirectoryLines(tmp_path).seek(9 << 40)
+
+
+def test_a_pipe_run_again_sends_only_what_is_missing() -> None:
+    assert [r.body for r in read_all(PipeLines(io.BytesIO(b"a\nb\nc\n"), name="p"))] == [b"a", b"b", b"c"]
+    assert read_all(PipeLines(io.BytesIO(b"a\nb\nc\n"), name="p"), 2) == [Record(3, b"c")]
+
+
+def test_what_cannot_be_read_twice_is_kept_until_it_is_durable() -> None:
+    pipe = PipeLines(io.BytesIO(b"a\nb\nc\n"), name="p")
+    pipe.seek(None)
+    assert len(pipe.read() or ()) == 3
+    pipe.ack(1)
+    pipe.seek(1)
+    assert [record.id for record in pipe.read() or ()] == [2, 3]
+    with pytest.raises(CannotSeekError):
+        pipe.seek(0)
+
+
+def test_posts_and_datagrams_arrive(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        posts, datagrams = Posts("127.0.0.1", 0, name="posts"), Datagrams("127.0.0.1", 0, name="udp")
+        post_port, udp_port = await posts.open(), await datagrams.open()
+        running = connector([worker.me.address], [posts, datagrams])
+        serving = asyncio.create_task(running.serve())
+        await eventually(lambda: posts._next is not None and datagrams._next is not None)
+        reader, writer = await asyncio.open_connection("127.0.0.1", post_port)
+        writer.write(b"POST /hook HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
+        assert bodies(await rig.frames()) == [b"hello"]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"datagram", ("127.0.0.1", udp_port))
+        await eventually(lambda: running.acked.get("udp") == 1)
+        assert sorted(bodies(await rig.frames())) == [b"datagram", b"hello"]
+        running.stop()
+        await serving
+        posts.close()
+        datagrams.close()
+
+    rigged(tmp_path / "d", test)
