@@ -312,7 +312,7 @@ class Peer(asyncio.Protocol):
         """The peer did something that it must not: tell it, and close."""
         if self._over:
             return
-        log.warning("connection of %s ended: %s", self.address or "a connector", reason)
+        log.info("connection of %s ended: %s", self.address or "a connector", reason)
         self.worker.counters.fault(reason)
         self._write(fr.Error(reason))
         self._end()
