@@ -39,7 +39,7 @@ from typing import NamedTuple, cast
 from penstock.base.errors import PenstockError, UsageError
 from penstock.connector import frames as fr
 from penstock.connector.frames import NOTHING_SEEN, SOURCE_VERSION
-from penstock.connector.link import Fields, Link, LinkLostError, MovedError, WorkerRefusedError, connect
+from penstock.connector.link import Link, LinkLostError, MovedError, WorkerRefusedError, connect
 from penstock.connector.session import Connection
 from penstock.connector.session import Stream as State
 
@@ -375,7 +375,7 @@ class _Session:
         flow.at_end = False
         await self._call(stream, lambda: stream.seek(point))
         while not self._target:
-            records = cast("Sequence[Fields] | None", await self._call(stream, stream.read))
+            records = await self._call(stream, stream.read)
             if records is None:
                 flow.at_end = not self._target
                 break
