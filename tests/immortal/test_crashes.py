@@ -32,7 +32,8 @@ def pair(place: str, folder: Path, total: int, *arguments: str) -> tuple[Instanc
 
 
 def check(asker: Instance, echo: Instance, total: int) -> None:
-    until(lambda: asker.report().get("done"), "the last echo")
+    while not asker.report().get("done"):
+        progress(asker)
     assert asker.report()["errors"] == []
     assert asker.report()["echoed"] == total
     assert echo.report()["errors"] == []

@@ -34,7 +34,8 @@ def takes_over(replicas: list[Instance], old: Instance, since: float, what: str)
 
 
 def check(asker: Instance, replicas: list[Instance], total: int) -> None:
-    until(lambda: asker.report().get("done"), "the last echo")
+    while not asker.report().get("done"):
+        progress(asker)
     assert asker.report()["errors"] == []
     assert asker.report()["echoed"] == total
     [primary] = primaries(replicas)

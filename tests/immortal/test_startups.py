@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.immortal.lb import App, Lb, fork
+from tests.immortal.lb import App, Lb, _connect, fork
 from tests.servers.ports import free_port
 
 from penstock.immortal import about, checkpoints, journals
@@ -19,7 +19,8 @@ from penstock.immortal.checkpoints import MissingCheckpointError
 from penstock.immortal.coordinator import Coordinator, FatalError, Options, fatal
 from penstock.immortal.place import Place, opened
 from penstock.immortal.starting import Debug, serve
-from penstock.immortal.wire import Call, MessageType, RpcType, encode_message
+from penstock.immortal.wire import Call, CorruptWireError, MessageType, RpcType, encode_message
+from penstock.journal.client import FencedError
 from penstock.journal.embedded import EmbeddedBroker
 
 
@@ -280,6 +281,22 @@ def test_a_damaged_log_is_refused_and_nothing_of_it_is_applied(broker: str) -> N
     scenario(broker, test, "damaged")
 
 
+def test_an_impulse_in_replay_ends_the_coordinator(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, replace(options, active=True)) as one:
+            await one.seen("control 11", "record 0")
+            async with instance(place, replace(options, active=True, replica=1)) as two:
+                await two.seen("checkpoint", "record 0")
+                two.lb.is_primary = True  # it believes so
+                two.add(1)
+                with pytest.raises(CorruptWireError, match="Impulse in replay"):
+                    await two.until(lambda: False)
+            one.add(2)
+            await one.until(lambda: one.app.state["sum"] == 2)
+
+    scenario(broker, test, "eager")
+
+
 def test_two_primaries_never_both_commit(broker: str) -> None:
     async def test(place: Place, options: Options) -> None:
         async with instance(place, options) as one:
@@ -321,6 +338,28 @@ def test_secondaries_follow_and_one_takes_over_without_a_checkpoint(broker: str)
     scenario(broker, test, "replicas")
 
 
+def test_an_upgrading_secondary_takes_over_and_old_ones_end(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        options = replace(options, active=True)
+        async with instance(place, options) as old:
+            await old.seen("control 11", "record 0")
+            async with (
+                instance(place, replace(options, replica=1)) as bystander,
+                instance(place, replace(options, replica=2, upgrade=1)) as new,
+            ):
+                await bystander.seen("checkpoint", "record 0")
+                await new.seen("checkpoint", "record 0", "control 10")
+                with pytest.raises(FencedError):
+                    await old.until(lambda: False)
+                with pytest.raises(FatalError, match="upgraded to version 1"):
+                    await bystander.until(lambda: False)
+                new.add(3)
+                await new.until(lambda: new.app.state["sum"] == 3)
+                assert "control 2" not in new.lb.seen
+
+    scenario(broker, test, "upgrading")
+
+
 def test_forks_to_oneself_under_either_name(broker: str) -> None:
     async def test(place: Place, options: Options) -> None:
         async with instance(place, options) as one:
@@ -331,3 +370,34 @@ def test_forks_to_oneself_under_either_name(broker: str) -> None:
             await one.until(lambda: one.app.state["sum"] == 2)
 
     scenario(broker, test, "selfish")
+
+
+def test_a_binding_that_listens_itself_and_announces_eight_bytes(broker: str) -> None:
+    """The ways of the C client."""
+
+    async def test(place: Place, options: Options) -> None:
+        options = replace(options, receive_port=free_port(), send_port=free_port(), legacy=True)
+        came: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def take(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+            while data := await reader.read(1 << 16):
+                came.put_nowait(data)
+
+        server = await asyncio.start_server(take, "127.0.0.1", options.send_port)
+        running = asyncio.ensure_future(serve(options, place, lambda _: None))
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout(60):
+                _, writer = await _connect(options.receive_port)
+                assert (await came.get())[-2:] == b"\x02\x0b"
+                writer.write(bytes.fromhex("12090e00004001050403"))
+                writer.write(encode_message(MessageType.CHECKPOINT, (3).to_bytes(8, "little")) + b"abc")
+                assert (await came.get())[24:] == bytes.fromhex("12090e00004001050403")
+        finally:
+            running.cancel()
+            await asyncio.wait((running,))
+            server.close()
+            if writer is not None:
+                writer.close()
+
+    scenario(broker, test, "legacy")

@@ -37,6 +37,11 @@ DIRECTORY = "adaptors/test_partition_sink.py::"
 DIRECTORY_SINK = DIRECTORY + "test_power_loss_neither_loses_nor_doubles_and_no_sync_is_needless"
 DIRECTORY_KILLED = DIRECTORY + "test_what_a_killed_publisher_left_is_durable_before_it_is_told"
 
+SINK = "connector/test_sink_durability.py::"
+CONNECTOR_SINK = SINK + "test_no_sync_of_the_sink_is_there_for_nothing"
+PARQUET_SINK = "connector/test_sink_stores.py::test_no_sync_of_the_parquet_sink_is_there_for_nothing"
+FOREACH = "spark/test_foreach.py::test_the_decision_is_durable_before_the_sink_is_told"
+
 PROOFS = {
     "adaptors/file/partition_local.py LocalTarget.bring make_dirs": DIRECTORY_SINK,
     "adaptors/file/partition_local.py LocalTarget.bring sync": DIRECTORY_SINK,
@@ -56,6 +61,20 @@ PROOFS = {
     "base/disk.py Disk.make_dirs sync_dir": DISK + "test_the_sync_of_make_dirs_matters",
     "base/disk.py Disk.replace_file sync": DISK + "test_both_syncs_of_replace_file_matter",
     "base/disk.py Disk.replace_file sync_dir": DISK + "test_both_syncs_of_replace_file_matter",
+    "connector/sink/files.py FileStorage.__init__ make_dirs": CONNECTOR_SINK,
+    "connector/sink/files.py FileStorage._opened sync_dir": CONNECTOR_SINK,
+    "connector/sink/files.py FileStorage.prepare sync": CONNECTOR_SINK,
+    "connector/sink/files.py FileStorage.retire sync_dir": CONNECTOR_SINK,
+    "connector/sink/parquet.py ParquetStorage.__init__ make_dirs": PARQUET_SINK,
+    "connector/sink/parquet.py ParquetStorage.publish sync_dir": PARQUET_SINK,
+    "connector/sink/parquet.py ParquetStorage.stage sync": PARQUET_SINK,
+    "connector/sink/parquet.py ParquetStorage.stage sync_dir": PARQUET_SINK,
+    "connector/sink/txnlog.py TransactionLog.__init__ sync": CONNECTOR_SINK,
+    "connector/sink/txnlog.py TransactionLog.__init__ sync_dir": CONNECTOR_SINK,
+    "connector/sink/txnlog.py TransactionLog._rewrite replace_file": SINK
+    + "test_a_log_that_is_written_anew_loses_nothing",
+    "connector/sink/txnlog.py TransactionLog.append sync": CONNECTOR_SINK,
+    "connector/sink/workers.py Workers.__init__ make_dirs": CONNECTOR_SINK,
     "journal/hosting.py Hosting.__init__ make_dirs": (
         "journal/test_durability.py::test_the_folder_of_fragments_is_made_durable_before_a_spool_goes"
     ),
@@ -79,6 +98,8 @@ PROOFS = {
     "journal/spoolrecovery.py write_epoch replace_file": (
         "journal/test_replication_durability.py::test_content_is_never_without_what_it_rests_on"
     ),
+    "spark/foreach.py ConnectorBatches.__init__ make_dirs": FOREACH,
+    "spark/foreach.py ConnectorBatches._decide replace_file": FOREACH,
     "journal/stores.py FileStore._sync_up sync_dir": STORE,
     "journal/stores.py FileStore.exists _sync_up": STORE,
     "journal/stores.py FileStore.list _sync_up": STORE,

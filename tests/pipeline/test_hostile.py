@@ -59,7 +59,7 @@ from penstock.pipeline.policy import MaxLag, WhenBehind
 from penstock.pipeline.progress import Progress, Summary, published
 from penstock.pipeline.runner import run
 from penstock.pipeline.serving import serving
-from penstock.pipeline.supervisor import SupervisedSink, Surroundings
+from penstock.pipeline.supervisor import SupervisedSink, Surroundings, runner_for
 from penstock.spark.reach import Reach
 from penstock.spark.single import SingleDelivery, batch_of
 
@@ -220,7 +220,9 @@ class TestDetaching:
             "p", here.log.reader, here.log.log_id, tmp_path / "scratch", options, Reach(here.client.address)
         )
         claim = lambda: OffsetLog(here.client, "p", "s", NOW)  # noqa: E731
-        sink = SupervisedSink(node, claim, lambda generation, refusals: None, around)
+        sink = SupervisedSink(
+            node, runner_for(node, claim, lambda generation, refusals: None, around), around
+        )
         sink.open()
         assert sink.state == "away"
         sink._due = time.monotonic() + 60

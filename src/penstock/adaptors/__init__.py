@@ -29,6 +29,7 @@ from penstock.adaptors.rabbitmq import RabbitMq
 from penstock.adaptors.redis import Redis
 from penstock.adaptors.s3 import S3
 from penstock.adaptors.sqlite import Sqlite
+from penstock.adaptors.tcp import Tcp
 from penstock.base.settings import load
 
 ALL: Mapping[str, type[Adaptor]] = {
@@ -52,13 +53,17 @@ ALL: Mapping[str, type[Adaptor]] = {
         Redis,
         S3,
         Sqlite,
+        Tcp,
     )
 }
 """Every built-in adaptor by its name, for `about` and `init`."""
 
 
 def connector(**settings: object) -> Connector:
-    """Programs that speak the connector protocol, as source: `connector(listen="127.0.0.1:7110", instance="web")`."""
+    """Programs that speak the connector protocol, as source: `connector(listen="127.0.0.1:7110", instance="web")`.
+
+    As a sink each batch is one transaction there: `connector(sink="localhost:7200", cookie="${COOKIE}")`.
+    """
     return load("adaptor 'connector'", Connector, settings)
 
 
@@ -150,8 +155,14 @@ def sqlite(**settings: object) -> Sqlite:
     return load("adaptor 'sqlite'", Sqlite, settings)
 
 
+def tcp(**settings: object) -> Tcp:
+    """Lines of JSON over a plain TCP connection, as sink: `tcp(uri="tcp://localhost:9000")`."""
+    return load("adaptor 'tcp'", Tcp, settings)
+
+
 __all__ = [
     "ALL",
+    "connector",
     "delta",
     "discard",
     "elasticsearch",
@@ -169,4 +180,5 @@ __all__ = [
     "redis",
     "s3",
     "sqlite",
+    "tcp",
 ]

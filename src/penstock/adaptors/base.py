@@ -48,8 +48,9 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from penstock.base.errors import UsageError
+from penstock.base.errors import PenstockError, UsageError
 from penstock.log.message import Message, Position, Resume
+from penstock.log.offsets import Lane
 from penstock.log.packing import Packed
 from penstock.log.schema import Schema
 
@@ -278,12 +279,15 @@ class Stage:
     """What a task is told: where to stage, under which name, and the range it works on.
 
     `directory` is fresh for this batch of this run. `name` is unique to the task attempt. Messages with an
-    offset below `skip_below` are already in the target: they count as delivered and are not staged.
+    offset below `skip_below` are already in the target: they count as delivered and are not staged. `plan` is what a
+    `Voting` publisher wants its tasks to know; `lane` is which of its sink's lanes the rows belong to.
     """
 
     directory: Path
     name: str
     skip_below: int
+    plan: str = ""
+    lane: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +382,56 @@ class Publisher(ABC):
         """Let go of connections and files. Never publishes."""
 
 
+class AbortedError(PenstockError):
+    """A target voted to abort: nothing of the batch is visible anywhere, and the same messages are sent again."""
+
+
+class Voting(Publisher):
+    """A publisher whose target votes: tasks prepare, the offset log decides, and only then the target is told.
+
+    The order of a batch, in place of `publish`:
+
+        begin     in the runner   nothing is open any more from before; what tasks must know
+        stage     in tasks        send, ask for the vote, report it: `Staged.part`
+        judge     in the runner   `AbortedError` unless all voted to commit; where each lane ends then
+        decide    in the runner   the offset log takes the lanes together with the watermark: this is the decision
+        tell      in the runner   the target is told. If that fails, `settle` does it after the next `open`
+
+    `decided` are the lanes as the offset log has them: of each worker name the end of its bytes, and the transaction
+    that brought it there. A transaction that is open at the target is committed if it is among these, or else aborted;
+    before an abort `confirm` is called, which raises if another process has taken the offset log.
+    """
+
+    workers: Sequence[str]
+    """The names of its lanes."""
+
+    @abstractmethod
+    def settle(self, decided: Mapping[str, Lane], confirm: Callable[[], None]) -> None:
+        """Decide whatever is open at the target, under any name of its lanes and of `decided`."""
+
+    @abstractmethod
+    def begin(
+        self,
+        decided: Mapping[str, Lane],
+        confirm: Callable[[], None],
+        span: tuple[int, int],
+        generation: int,
+    ) -> str:
+        """For each job that stages the messages of `span`: settle what is not, and give the plan for its tasks."""
+
+    @abstractmethod
+    def judge(self, parts: Sequence[Staged]) -> Mapping[str, Lane]:
+        """Where the lanes of these parts end if they are committed; `AbortedError` if one of them may not be."""
+
+    @abstractmethod
+    def tell(self, lanes: Mapping[str, Lane]) -> None:
+        """The decision is durable: have the target commit these. Carried out on return."""
+
+    @abstractmethod
+    def leave(self, workers: Sequence[str]) -> None:
+        """Tell the target that these workers have left for good. May be told twice."""
+
+
 Schemas = Callable[[str], "Schema | None"]
 """The schema that the log last heard of a namespace, by its name in the log (`origin`)."""
 
@@ -393,6 +447,8 @@ class Sink(ABC):
     """For the publisher: what the source said about the fields of a namespace."""
     name: str = ""
     """Of the pipeline and the sink in it, `shop.search`: what a sink sets up at the system can be named after it."""
+    lanes: int = 0
+    """Into how many lanes rows are dealt by their key, a task each; 0 if they come as Spark has them."""
     learnt: int = 0
     """Counted up by a publisher that has told its sink what tasks should know: those of the next batch will."""
 
@@ -430,6 +486,8 @@ class Adaptor(ABC):
     writes: ClassVar[bool] = False
     extra: ClassVar[str] = ""
     """What has to be installed beside the core: `pip install 'penstock[EXTRA]'`."""
+    aliases: ClassVar[Mapping[str, str]] = {}
+    """Other words for its settings, for those that cannot be the name of a field."""
     experimental: ClassVar[str] = ""
     """Why nobody should rest on it yet, such as that it was never run against a real server; `plan` warns then."""
 

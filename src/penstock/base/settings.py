@@ -93,6 +93,8 @@ def settings_of(kind: type) -> list[Setting]:
 
 def load(what: str, kind: type[T], given: Mapping[str, object]) -> T:
     """Build `kind` from keyword settings; `what` names it in errors, as in `adaptor 'file'`."""
+    aliases: Mapping[str, str] = getattr(kind, "aliases", {})
+    given = {aliases.get(name, name): value for name, value in given.items()}
     known = {field.name for field in settings_of(kind)}
     for name in given:
         if name not in known:

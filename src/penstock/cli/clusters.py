@@ -13,8 +13,8 @@ import click
 
 from penstock.base.errors import PenstockError
 from penstock.cli.broker_cluster import EtcdSettings, etcd_options
-from penstock.cli.common import emit, json_option, show, wants_json
-from penstock.cli.selecting import selector_option
+from penstock.cli.common import emit, json_option, show, visible, wants_json
+from penstock.cli.selecting import counted, selector_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -202,6 +202,13 @@ def _show(found: ClusterStatus, *, every: bool) -> None:
         click.echo()
         show(_journals(shown))
         click.echo("* primary")
+    for store in found.stores:
+        if every or store.troubles:
+            click.echo()
+            state = "well" if not store.troubles else "not well"
+            click.echo(f"Store {visible(store.url)} of {counted(store.journals, 'journal')}: {state}")
+            for broker, trouble in store.troubles.items():
+                click.echo(f"  {broker}: {visible(trouble)}")
     well = sum(journal.is_well for journal in found.journals)
     click.echo(
         f"\n{well} of {len(found.journals)} journals are well; {len(found.members)} brokers; "
@@ -212,7 +219,6 @@ def _show(found: ClusterStatus, *, every: bool) -> None:
 def _journals(shown: Sequence[JournalStatus]) -> Table:
     from rich.text import Text
 
-    from penstock.cli.common import visible
     from penstock.cli.tables import byte_size, table
 
     made = table("Journal", "State", "Brokers", "Write head>", "Lag>")

@@ -18,6 +18,7 @@ from penstock.base.errors import PenstockError, UsageError
 from penstock.base.units import parse_size
 from penstock.cli.common import emit, json_option, show, visible, wants_json
 from penstock.cli.connection import Connection, broker_options
+from penstock.cli.connector_sinks import sink
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -43,14 +44,18 @@ _journals = click.option(
 
 @click.group(no_args_is_help=True)
 def connector() -> None:
-    """Take streams from programs in any language into journals.
+    """Take streams from programs in any language into journals, and serve sinks for pipelines.
 
     \b
     Examples:
       penstock connector worker --listen 127.0.0.1:7110 --cookie-file cookie
       penstock connector send access.log --follow --to 127.0.0.1:7110 --instance web --cookie-file cookie
       penstock connector status
+      penstock connector sink file --out out/orders --listen 127.0.0.1:7200
     """
+
+
+connector.add_command(sink)
 
 
 def cookie_of(file: Path | None) -> bytes:

@@ -21,7 +21,7 @@ import msgspec
 from penstock.base.disk import Buffer
 from penstock.base.errors import CorruptError, PenstockError
 from penstock.base.faults import step
-from penstock.immortal.journals import Again, Fenced, claim, journal_name, registers
+from penstock.immortal.journals import Again, Fenced, claim, journal_name, registers, steadily
 from penstock.immortal.state import StateHead
 from penstock.journal import labels
 from penstock.journal.client import AsyncClient
@@ -121,9 +121,10 @@ class Writer:
     ) -> Writer:
         """Claim the journal and begin; `head.number` is set to the next one."""
         journal = journal_name(instance, "checkpoints")
-        own = await claim(client, journal, owner, b"".join(_frame(CLAIM, owner.encode())))
+        record = b"".join(_frame(CLAIM, owner.encode()))
+        own = await steadily(reach, lambda: claim(client, journal, owner, record))
         assert own is not None
-        there = await catalogue(client, instance)
+        there = await steadily(reach, lambda: catalogue(client, instance))
         number = there.last.number + 1 if there.last else 1
         writer = cls(Fenced(client, own, reach), msgspec.structs.replace(head, number=number), there, owner)
         with step("immortal-checkpoint-begin"):

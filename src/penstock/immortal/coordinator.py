@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from penstock.base.faults import step
 from penstock.immortal import checkpoints
 from penstock.immortal.checkpoints import Catalogue, Entry
-from penstock.immortal.journals import Fenced, journal_name
+from penstock.immortal.journals import Fenced, journal_name, steadily
 from penstock.immortal.logformat import Mark, Rolled, Source, encode_mark
 from penstock.immortal.outputs import Output
 from penstock.immortal.place import Place
@@ -33,7 +33,7 @@ from penstock.immortal.sockets import Binding
 from penstock.immortal.state import COMMIT_BUFFER, NewRecord, State
 from penstock.immortal.wire.messages import Blob, CheckpointStart, Message, MessageType, initial_message
 from penstock.immortal.wire.zigzag import CorruptWireError
-from penstock.journal.client import FencedError, JournalError
+from penstock.journal.client import BrokerGoneError, FencedError, JournalError, TimedOutError
 
 _log = logging.getLogger(__name__)
 QUEUE_BYTES = 32 << 20
@@ -83,7 +83,9 @@ class Asked:
     is_first: bool = False
     log_offset: int = 0
     initial: bytes = b""
-    done: asyncio.Future[Entry] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    done: asyncio.Future[Entry | None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class Coordinator:
         """Where in the log the last thing ends that the binding has got."""
         self.attached: set[str] = set()
         self.is_primary = False
+        self.is_replaying = False
         self.is_muted = False
         """Whether output goes nowhere: in repro and what-if runs."""
         self.durable: dict[str, Source] = {}
@@ -142,18 +145,18 @@ class Coordinator:
                 self._message(event)
                 if event.type in (RPC, BATCH) and not self.is_muted:
                     await self._wait_for_room()
-            elif isinstance(event, CheckpointStart):
-                taking = await self._begin_checkpoint(event.length)
-            elif taking is not None:
-                await self._blob(taking, event)
-                if not event.left:
+            else:
+                try:
+                    taking = await self._checkpoint(event, taking)
+                except FencedError as error:
                     taking = None
+                    self._give_up(error)
 
     def _message(self, message: Message) -> None:
         kind = message.type
         if kind in (RPC, BATCH):
             if not self.is_muted:
-                for output in self.state.sent(kind, message.data):
+                for output in self.state.sent(kind, message.data, in_replay=self.is_replaying):
                     self.on_output(output)
                 if self.state.gathered_bytes:
                     self.input.set()
@@ -189,6 +192,24 @@ class Coordinator:
 
     # Checkpoints.
 
+    async def _checkpoint(
+        self, event: CheckpointStart | Blob, taking: checkpoints.Writer | None
+    ) -> checkpoints.Writer | None:
+        if isinstance(event, CheckpointStart):
+            return await self._begin_checkpoint(event.length)
+        if taking is None:
+            return None  # the rest of one that was given up
+        await self._blob(taking, event)
+        return taking if event.left else None
+
+    def _give_up(self, error: FencedError) -> None:
+        """Another replica takes a checkpoint of a later place: ours is not needed, unless the start waits for it."""
+        asked, self._asked = self._asked, None
+        if asked is None or asked.kind != MessageType.TAKE_CHECKPOINT:
+            raise error
+        _log.info("a checkpoint was given up: %s", error)
+        asked.done.set_result(None)
+
     async def _begin_checkpoint(self, length: int) -> checkpoints.Writer:
         asked = self._asked
         if asked is None:
@@ -205,11 +226,11 @@ class Coordinator:
         await writer.write(event.piece)
         if event.left:
             return
-        asked, self._asked = self._asked, None
-        assert asked is not None
         entry, there = await writer.commit(self.options.keep)
         _log.info("checkpoint %d of %s: %d bytes", entry.number, self.options.name, entry.size)
         await self._trim(there)
+        asked, self._asked = self._asked, None
+        assert asked is not None
         asked.done.set_result(entry)
 
     async def _trim(self, there: Catalogue) -> None:
@@ -221,10 +242,10 @@ class Coordinator:
                 with step("immortal-trim"):
                     await self.client.roll(journal)
                     await self.client.trim(journal, offset)
-            except JournalError as error:
+            except (JournalError, BrokerGoneError, TimedOutError) as error:
                 _log.warning("journal %s was not trimmed: %s", journal, error)
 
-    async def take_checkpoint(self, asked: Asked) -> Entry:
+    async def take_checkpoint(self, asked: Asked) -> Entry | None:
         """Ask the binding, and wait until the checkpoint counts."""
         asked.log_offset = self.delivered_end
         self._asked = asked
@@ -255,7 +276,8 @@ class Coordinator:
                     self._room.clear()
                     await self._room.wait()
             trigger = self.options.trigger
-            if self._roll_wanted or 0 < trigger <= self.fenced.end - self._part_begin:
+            is_due = self._roll_wanted or 0 < trigger <= self.fenced.end - self._part_begin
+            if is_due and not any(isinstance(item, Asked) for item in self._queue) and self._asked is None:
                 self._roll_wanted = False
                 await self.roll()
 
@@ -316,7 +338,7 @@ class Coordinator:
             await asyncio.sleep(1.0)
             if time.monotonic() - self.fenced.last_contact > 1.0 and not self._appending.locked():
                 async with self._appending:
-                    await self.fenced.confirm()
+                    await steadily(self.place.reach, self.fenced.confirm)
 
 
 def fatal(error: BaseException) -> FatalError | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from penstock.base.disk import Buffer
 from penstock.base.errors import CorruptError, PenstockError, UsageError
@@ -41,8 +42,25 @@ FRAGMENT = 64 << 20
 OUTAGE = 60.0
 """Seconds for which an owner waits for a broker to come back."""
 _ROUNDS = 16
+_PAUSE = 0.2
 
 Again = Callable[[], Awaitable[None]]
+
+
+T = TypeVar("T")
+
+
+async def steadily(reach: Again, ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask again while brokers come and go; only for what may be asked twice."""
+    deadline = time.monotonic() + OUTAGE
+    while True:
+        try:
+            return await ask()
+        except (BrokerGoneError, TimedOutError):
+            if time.monotonic() > deadline:
+                raise
+        await reach()
+        await asyncio.sleep(_PAUSE)
 
 
 def journal_name(instance: str, kind: str) -> str:
@@ -209,7 +227,7 @@ class Fenced:
             except (BrokerGoneError, TimedOutError):
                 if time.monotonic() > deadline:
                     raise why from None
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(_PAUSE)
         before, self._own = self.end, renewed
         self.end = renewed.end
         self.last_contact = time.monotonic()

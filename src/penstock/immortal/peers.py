@@ -268,7 +268,7 @@ class Peers:
             self._tell_once("output", output.name)
             for message in rest:
                 self._heard(output, message)
-            await self._exchange(output, ready, reader, writer, decoder)
+            await self._exchange(output, ready, reader, writer, decoder, where.epoch)
         finally:
             writer.close()
 
@@ -290,23 +290,38 @@ class Peers:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         decoder: MessageDecoder,
+        epoch: int,
     ) -> None:
         hearing = asyncio.ensure_future(self._hear(output, reader, decoder))
+        # A peer that is frozen keeps its connection; who took its place says so.
+        moving = asyncio.ensure_future(self._moved(output.name, epoch))
         try:
-            while not hearing.done():
+            while not hearing.done() and not moving.done():
                 ready.clear()
                 while (unsent := output.unsent()) is not None:
                     with step("immortal-send"):
                         writer.write(unsent[0])
-                    await writer.drain()
+                    draining = asyncio.ensure_future(writer.drain())
+                    await asyncio.wait((draining, hearing, moving), return_when=asyncio.FIRST_COMPLETED)
+                    if not draining.done():
+                        draining.cancel()
+                        break
+                    draining.result()
                 waiting = asyncio.ensure_future(ready.wait())
-                await asyncio.wait((waiting, hearing), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((waiting, hearing, moving), return_when=asyncio.FIRST_COMPLETED)
                 waiting.cancel()
-            await hearing
+            await (hearing if hearing.done() else moving)
         finally:
-            hearing.cancel()
-            with contextlib.suppress(asyncio.CancelledError, OSError, PenstockError):
-                await hearing
+            for task in (hearing, moving):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, OSError, PenstockError):
+                    await task
+
+    async def _moved(self, name: str, epoch: int) -> None:
+        """Return when another coordinator of the peer is primary."""
+        async for known in about.follow(self._coordinator.client, name):
+            if known.serving is not None and known.serving.epoch > epoch:
+                return
 
     async def _hear(self, output: Output, reader: asyncio.StreamReader, decoder: MessageDecoder) -> None:
         while data := await reader.read(READ):

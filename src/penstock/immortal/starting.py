@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from penstock.immortal import about, checkpoints, journals, watching
 from penstock.immortal.checkpoints import Entry, Loaded
 from penstock.immortal.coordinator import Asked, Coordinator, FatalError, Options
-from penstock.immortal.journals import Fenced, claim, journal_name
+from penstock.immortal.journals import Fenced, claim, journal_name, steadily
 from penstock.immortal.logformat import (
     Claimed,
     CorruptLogError,
@@ -108,7 +108,9 @@ class Life:
         """Become primary, at once or some day, and then run."""
         options = self._options
         await self._peers.listen()
-        there = await checkpoints.catalogue(self._client, options.name)
+        there = await steadily(
+            self._coordinator.place.reach, lambda: checkpoints.catalogue(self._client, options.name)
+        )
         if options.create == "Y":
             await self._first_start(None)
             return
@@ -200,6 +202,7 @@ class Life:
 
     async def _announce_to_binding(self) -> None:
         coordinator, options = self._coordinator, self._options
+        coordinator.is_replaying = False
         if options.upgrade > options.version:
             asked = Asked(MessageType.UPGRADE_TAKE_CHECKPOINT, options.upgrade, initial=self._pending)
             await coordinator.ask(asked).done
@@ -223,6 +226,7 @@ class Life:
         coordinator = self._coordinator
         coordinator.state = State.restored(self._options.name, head.state, kept)
         self._pending = head.state.pending
+        coordinator.is_replaying = True
         self._tell(f"Recovering from checkpoint {entry.number}")
         await coordinator.binding.checkpoint(coordinator.state.committer, entry.size, loaded.blob())
         coordinator.delivered_end = entry.log_offset
@@ -307,7 +311,10 @@ class Life:
             time.time(),
         )
         record = encode_mark(coordinator.state.committer, mark)
-        own = await claim(self._client, self._log, coordinator.owner, record, instead_of=instead_of)
+        own = await steadily(
+            coordinator.place.reach,
+            lambda: claim(self._client, self._log, coordinator.owner, record, instead_of=instead_of),
+        )
         if own is None:
             return None
         coordinator.fenced = Fenced(self._client, own, coordinator.place.reach)
@@ -326,7 +333,7 @@ class Life:
             os.getpid(),
             time.time(),
         )
-        await about.say(self._client, options.name, said)
+        await steadily(self._coordinator.place.reach, lambda: about.say(self._client, options.name, said))
 
     async def _primary(self) -> None:
         coordinator = self._coordinator

@@ -89,7 +89,7 @@ class State:
 
     # From the binding.
 
-    def sent(self, kind: int, data: bytes) -> list[Output]:
+    def sent(self, kind: int, data: bytes, *, in_replay: bool = False) -> list[Output]:
         """An RPC, or a batch of them, from the binding; the outputs that have something new."""
         touched = []
         for key, routed in route(kind, data).items():
@@ -97,6 +97,8 @@ class State:
                 name = "" if key == self._own else key.decode()
             except UnicodeDecodeError:
                 raise CorruptWireError("a destination that is not UTF-8", position=0) from None
+            if in_replay and routed.impulses:
+                raise CorruptWireError("an Impulse in replay: it would come again in each one", position=0)
             output = self.output(name)
             output.take(routed.data, routed.count, routed.replayable)
             touched.append(output)

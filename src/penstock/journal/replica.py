@@ -45,7 +45,7 @@ class Replica(Stored):
 
     __slots__ = (
         "_began",
-        "_began_at",
+        "began_at",
         "closed",
         "guest",
         "local",
@@ -67,9 +67,10 @@ class Replica(Stored):
         self.pipeline: Pipeline | None = None
         self.guest: Guest | None = None
         self.rate = MaximumRate()
-        self._began_at = -1
+        self.began_at = -1
+        """Where the journal ended when we came, and have our own spools from."""
         self._began = 0.0
-        """Where the journal ended when we came, and when that was."""
+        """When that was."""
         self.closed = False
         """No append is accepted any more, and reads end."""
         self.waits_ended = False
@@ -106,14 +107,14 @@ class Replica(Stored):
 
     def agreed(self) -> None:
         """All replicas agree on where the journal ends."""
-        if self._began_at != self.local.fragment.begin:
-            self._began_at, self._began = self.local.fragment.begin, time.monotonic()
+        if self.began_at != self.local.fragment.begin:
+            self.began_at, self._began = self.local.fragment.begin, time.monotonic()
         self._notify()
 
     @property
     def has_gap(self) -> bool:
         """Whether what was written right before we came is yet to be seen in the store: others closed it for us."""
-        begin = self._began_at
+        begin = self.began_at
         if begin <= self.trimmed or time.monotonic() - self._began > GAP_PATIENCE:
             return False
         return not self.index.lookup(begin - 1)[1]

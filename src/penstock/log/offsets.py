@@ -43,6 +43,7 @@ from penstock.log.record import Record
 
 __all__ = [
     "Commit",
+    "Lane",
     "OffsetLog",
     "SinkOffsets",
     "edit",
@@ -63,6 +64,13 @@ COMPACT_BYTES = 256 << 10
 _MOSTLY = 4
 
 
+class Lane(msgspec.Struct, frozen=True):
+    """One worker name at a target that takes part in two-phase commits: where its bytes end, and by what decision."""
+
+    end: int
+    transaction: str
+
+
 class Commit(msgspec.Struct, frozen=True):
     """What a sink has, and how it came to it, since its first start in this generation."""
 
@@ -81,6 +89,12 @@ class Commit(msgspec.Struct, frozen=True):
     published: int | None = None
     """The watermark that the target was last given, if that is not `watermark`: what was dropped since, or
     acknowledged by an operator, needs no telling there."""
+    lanes: dict[str, Lane] | None = None
+    """For targets that vote: this record is the decision, and these are the transactions that it commits."""
+    leaving: tuple[str, ...] = ()
+    """Worker names that the target is still to be told have left."""
+    members: dict[str, Commit] | None = None
+    """For the record of an atomic group: what each of its sinks has from here on."""
 
     @property
     def in_target(self) -> int:
@@ -178,7 +192,8 @@ def forget(client: Client, pipeline: str, sink: str, now: int = 0) -> bool:
     if journal_labels(client, journal) is None:
         return False
     log = OffsetLog(client, pipeline, sink, now)
-    log.replace(Commit(generation=log.state.commit.generation + 1), {}, now)
+    held = log.state.commit
+    log.replace(Commit(generation=held.generation + 1, lanes=held.lanes, leaving=held.leaving), {}, now)
     log.compact(now, least_bytes=0)
     client.apply([ApplyRequest.Change(expect_mod_revision=-1, delete=journal)])
     return True
@@ -187,13 +202,13 @@ def forget(client: Client, pipeline: str, sink: str, now: int = 0) -> bool:
 class OffsetLog:
     """The one owner of a sink's offset log. May be used by several threads."""
 
-    def __init__(self, client: Client, pipeline: str, sink: str, now: int) -> None:
-        """Claim the log, making it if it is new; then replay it."""
+    def __init__(self, client: Client, pipeline: str, sink: str, now: int, *, kind: str = "offsets") -> None:
+        """Claim the log, making it if it is new; then replay it. Only `offsets` are those of a sink."""
         self.journal = offsets_journal(pipeline, sink)
         self._client = client
         self._load = partial(load, client, pipeline, sink)
         self._lock = threading.RLock()
-        extra = {PIPELINE_LABEL: pipeline, KIND_LABEL: "offsets", SINK_LABEL: sink}
+        extra = {PIPELINE_LABEL: pipeline, KIND_LABEL: kind, SINK_LABEL: sink}
         ensure(client, journal_spec(self.journal, _SEGMENT_BYTES, extra))
         self._ownership = Ownership.claim(client, self.journal, _claim(now))
         self.state = self._load()

@@ -67,7 +67,7 @@ def account(
 ) -> Summary:
     """How a run ended: what went wrong, and what became of every message. `failure` is what ended all of it."""
     end = ingest.end
-    ended = [sink.summary(end) for sink in sinks]
+    ended = [summary for sink in sinks for summary in sink.summaries(end)]
     errors = [error for error in (failure, ingest.error, *(sink.error for sink in sinks)) if error]
     adds_up = all(sink.adds_up for sink in ended)
     codes = [getattr(error, "exit_code", 1) for error in errors]

@@ -65,7 +65,9 @@ class NodeProgress:
     max_lag_bytes: int | None = None
     max_lag_seconds: float | None = None
     gauges: Mapping[str, float] = field(default_factory=dict)
-    """Of a source: what it measures at the outside system, such as `held_back_bytes`."""
+    """Of a source: what it measures at the outside system, such as `held_back_bytes`.
+
+    Of a sink that votes: `aborts`, the votes to abort in a row."""
     copies: Sequence[CopyProgress] = ()
     """Of a source: the copies under way."""
 

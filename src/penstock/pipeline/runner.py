@@ -38,6 +38,7 @@ from penstock.log.keeping import keep
 from penstock.log.offsets import OffsetLog
 from penstock.log.schema import LatestSchemas
 from penstock.pipeline.account import account, functions_told, source_told
+from penstock.pipeline.atomic import GROUP, SupervisedGroup, atomic_nodes
 from penstock.pipeline.beating import beating
 from penstock.pipeline.burying import Burials
 from penstock.pipeline.clock import Clock, now_us
@@ -52,7 +53,7 @@ from penstock.pipeline.place import Place, empty_scratch, open_place, source_opt
 from penstock.pipeline.progress import Progress, RunFile, Summary, publish
 from penstock.pipeline.serving import serving
 from penstock.pipeline.stopping import Stop, signals
-from penstock.pipeline.supervisor import SupervisedSink, Surroundings
+from penstock.pipeline.supervisor import SupervisedSink, Surroundings, runner_for
 from penstock.spark.reach import Reach
 
 if TYPE_CHECKING:
@@ -185,10 +186,19 @@ class _Run:
             LatestSchemas(lambda ns: self._log.state.schema(ns), lambda: self._log.state.schemas()),
             self._engine.safe,
         )  # fmt: skip
+        together = atomic_nodes(pipeline)
         self._sinks = [
-            SupervisedSink(node, self._claim_of(node.name), partial(burials.bury, node.name), around)
+            SupervisedSink(
+                node,
+                runner_for(node, self._claim_of(node.name), partial(burials.bury, node.name), around),
+                around,
+            )
             for node in pipeline.sink_nodes
+            if node not in together
         ]
+        if together:
+            bury = lambda name: partial(burials.bury, name)  # noqa: E731
+            self._sinks.append(SupervisedGroup(together, self._decisions, self._claim_of, bury, around))
         self._upkeep = Housekeeping(
             self._log, pipeline.name, settings, lambda: {sink.node.name: sink.durable for sink in self._sinks}
         )
@@ -264,6 +274,9 @@ class _Run:
     def _claim_of(self, sink: str) -> Callable[[], OffsetLog]:
         return lambda: OffsetLog(self._place.client, self._pipeline.name, sink, now_us())
 
+    def _decisions(self) -> OffsetLog:
+        return OffsetLog(self._place.client, self._pipeline.name, GROUP, now_us(), kind="decisions")
+
     def _hindrance(self) -> str | None:
         """Why the source may not be read now."""
         full = self._upkeep.full()
@@ -328,14 +341,14 @@ class _Run:
         self._heard, entries = self._control.changed_since(self._heard)
         for entry in entries:
             for sink in self._sinks:
-                if sink.node.name == entry.sink and entry.action == PAUSE:
-                    self._pause({sink.node.name})
-                elif sink.node.name == entry.sink and entry.action == RESUME:
+                if entry.sink in sink.names and entry.action == PAUSE:
+                    self._pause(sink.names)
+                elif entry.sink in sink.names and entry.action == RESUME:
                     sink.resume()
 
     def _pause(self, names: frozenset[str] | set[str]) -> None:
         for sink in self._sinks:
-            if sink.node.name in names and not sink.idle:
+            if not sink.names.isdisjoint(names) and not sink.idle:
                 sink.pause(self._pipeline.settings.stop_timeout)
 
     def _start(self) -> None:
@@ -398,7 +411,7 @@ class _Run:
             elapsed,
             phase,
             end.offset,
-            [source, *functions, *(sink.progress(end) for sink in self._sinks)],
+            [source, *functions, *(shown for sink in self._sinks for shown in sink.progresses(end))],
             log_bytes=self._upkeep.size,
             log_limit=self._pipeline.settings.log_limit,
             readers=self._ingest.paused,

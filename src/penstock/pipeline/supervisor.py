@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from py4j.protocol import Py4JError
 
-from penstock.adaptors.base import Schemas
+from penstock.adaptors.base import Schemas, Sink
 from penstock.base.errors import AwayError, PenstockError
 from penstock.base.secrets import mask
 from penstock.functions.chain import StepCount
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from penstock.spark.batch import BatchReport, Bury
+    from penstock.spark.batch import BatchReport, BatchRunner, Bury
     from penstock.spark.reach import Reach
     from penstock.spark.sealed import Safe
 
@@ -74,13 +74,9 @@ class SupervisedSink:
     def __init__(
         self,
         node: SinkNode,
-        claim: Callable[[], OffsetLog],
-        bury: Bury,
+        batches: BatchRunner,
         around: Surroundings,
     ) -> None:
-        from penstock.spark.batch import BatchRunner
-        from penstock.spark.sealed import Safe
-
         self.node = node
         self.state = "starting"
         self.error: PenstockError | None = None
@@ -96,27 +92,17 @@ class SupervisedSink:
         self._recent: deque[tuple[float, int]] = deque()
         self._last: BatchReport | None = None
         self._lag = Lag(node.name, node.max_lag, around.reader)
-        sink = node.adaptor.sink()
-        sink.use(around.schemas, f"{around.pipeline}.{node.name}")
-        self._batches = BatchRunner(
-            pipeline=around.pipeline,
-            sink_name=node.name,
-            sink=sink,
-            accept=node.ns,
-            steps=[compiled(step) for step in node.steps],
-            claim=claim,
-            reach=around.reach,
-            log_id=around.log_id,
-            scratch=around.scratch / "staging" / node.name,
-            bury=bury,
-            done=self._batch_done,
-            safe=around.safe or Safe(around.scratch / "sealed"),
-            options=around.options,
-        )
+        self._batches = batches
+        batches.tell_done(self._batch_done)
         self._first = self.commit
         self._moved_to = self.commit.watermark
         if self.commit.detached:
             self.state = "detached"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the nodes that it stands for."""
+        return frozenset({self.node.name})
 
     @property
     def commit(self) -> Commit:
@@ -230,14 +216,27 @@ class SupervisedSink:
         if not self.idle:
             self.state = "done" if self.reason is None else self.state
 
+    def progresses(self, end: LogPoint) -> list[NodeProgress]:
+        """What is shown of each node that it stands for."""
+        return [self.progress(end)]
+
+    def summaries(self, end: LogPoint) -> list[SinkSummary]:
+        return [self.summary(end)]
+
     def progress(self, end: LogPoint) -> NodeProgress:
-        commit, first = self.commit, self._first
+        return self._progress_of(self.node, self.commit, self._first, end)
+
+    def summary(self, end: LogPoint) -> SinkSummary:
+        return self._summary_of(self.node, self.commit, self._first, end)
+
+    def _progress_of(self, node: SinkNode, commit: Commit, first: Commit, end: LogPoint) -> NodeProgress:
         trouble = self.error or self.reason
         limit = self.node.max_lag or MaxLag()
+        aborts: int = getattr(self._batches, "aborts", 0)
         return NodeProgress(
-            node=self.node.name,
+            node=node.name,
             kind="sink",
-            adaptor=self.node.adaptor.name,
+            adaptor=node.adaptor.name,
             state=self.state,
             messages_in=end.offset - first.watermark,
             delivered=commit.delivered - first.delivered,
@@ -250,12 +249,13 @@ class SupervisedSink:
             error=first_line(trouble) if trouble else None,
             lag_bytes=max(end.byte - self._batches.at.byte, 0) if end.offset > commit.watermark else 0,
             lag_seconds=self._lag.seconds if end.offset > commit.watermark else 0.0,
+            gauges={"aborts": float(aborts)} if aborts else {},
             max_lag_bytes=limit.bytes,
             max_lag_seconds=limit.seconds,
         )
 
-    def summary(self, end: LogPoint) -> SinkSummary:
-        shown = self.progress(end)
+    def _summary_of(self, node: SinkNode, commit: Commit, first: Commit, end: LogPoint) -> SinkSummary:
+        shown = self._progress_of(node, commit, first, end)
         return SinkSummary(
             sink=shown.node,
             messages_in=shown.messages_in,
@@ -263,8 +263,8 @@ class SupervisedSink:
             dropped=shown.dropped,
             dead=shown.dead,
             pending=shown.pending,
-            rows=self.commit.rows - self._first.rows,
-            target=mask(str(getattr(self.node.adaptor, "uri", self.node.adaptor.name))),
+            rows=commit.rows - first.rows,
+            target=mask(str(getattr(node.adaptor, "uri", getattr(node.adaptor, "to", node.adaptor.name)))),
             error=shown.error,
         )
 
@@ -342,6 +342,9 @@ class SupervisedSink:
         self._last = report
         self._note_move()
         self._recent.append((time.monotonic(), report.end.offset - report.begin.offset))
+        self._count(report)
+
+    def _count(self, report: BatchReport) -> None:
         for name, count in report.steps.items():
             self.steps[name] = self.steps.get(name, StepCount()).and_(count)
 
@@ -351,6 +354,38 @@ class SupervisedSink:
         while self._recent and now - self._recent[0][0] > _RATE_WINDOW:
             self._recent.popleft()
         return sum(count for _, count in self._recent) / _RATE_WINDOW
+
+
+def runner_for(
+    node: SinkNode,
+    claim: Callable[[], OffsetLog],
+    bury: Bury,
+    around: Surroundings,
+    sink: Sink | None = None,
+    kind: type[BatchRunner] | None = None,
+) -> BatchRunner:
+    """What carries out the batches of a sink; of one that votes, by two-phase commit."""
+    from penstock.spark.batch import BatchRunner
+    from penstock.spark.sealed import Safe
+    from penstock.spark.voting import VotingRunner
+
+    sink = sink or node.adaptor.sink()
+    sink.use(around.schemas, f"{around.pipeline}.{node.name}")
+    kind = kind or (VotingRunner if sink.lanes else BatchRunner)
+    return kind(
+        pipeline=around.pipeline,
+        sink_name=node.name,
+        sink=sink,
+        accept=node.ns,
+        steps=[compiled(step) for step in node.steps],
+        claim=claim,
+        reach=around.reach,
+        log_id=around.log_id,
+        scratch=around.scratch / "staging" / node.name,
+        bury=bury,
+        safe=around.safe or Safe(around.scratch / "sealed"),
+        options=around.options,
+    )
 
 
 def _set_apart(

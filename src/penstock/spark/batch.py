@@ -92,7 +92,6 @@ class BatchRunner:
         log_id: str,
         scratch: Path,
         bury: Bury,
-        done: Callable[[BatchReport], None],
         safe: Safe,
         options: Mapping[str, str],
     ) -> None:
@@ -114,7 +113,7 @@ class BatchRunner:
         self._staging = sink.staging(scratch)
         self._stages = Staging(sink_name, sink, self._passes, safe, self._read, self._staging)
         self._bury = bury
-        self._done = done
+        self._done: Callable[[BatchReport], None] = lambda report: None
         self._publisher: Publisher | None = None
         self._in_target = 0
         self._log_end = 0
@@ -129,6 +128,10 @@ class BatchRunner:
         self._burying = False
         self.failure: BaseException | None = None
 
+    def tell_done(self, done: Callable[[BatchReport], None]) -> None:
+        """Have `done` called with what each batch came to."""
+        self._done = done
+
     def open(self, log_end: int) -> None:
         """Open the target and learn what it has; before the first batch, and after any failure.
 
@@ -138,6 +141,10 @@ class BatchRunner:
         self.failure = None
         self._stopping = False
         self._open(log_end)
+
+    @property
+    def name(self) -> str:
+        return self._name
 
     @property
     def is_open(self) -> bool:
@@ -299,6 +306,21 @@ class BatchRunner:
 
     def _publish(self, tasks: Sequence[Task], work: Work, started: float) -> BatchReport:
         """Steps 5 and 6."""
+        commit, namespaces, report = self._accounted(tasks, work, started)
+        if report.delivered:
+            self._move([task.staged for task in tasks], commit)
+        if report.delivered or report.dead:
+            self._committed(commit, namespaces)
+        else:
+            self.offsets.note(commit, namespaces)
+        for entry in self._staging.glob("*-*-*"):
+            shutil.rmtree(entry, ignore_errors=True)
+        return dataclasses.replace(report, seconds=time.monotonic() - started)
+
+    def _accounted(
+        self, tasks: Sequence[Task], work: Work, started: float
+    ) -> tuple[Commit, Mapping[str, int], BatchReport]:
+        """What the batch comes to; its dead are buried."""
         before = self.offsets.state.commit
         begin, end = work.begin, work.end
         parts = [task.staged for task in tasks]
@@ -315,20 +337,12 @@ class BatchRunner:
             with faults.step("bury"):
                 self._bury(before.generation, dead)
         commit = advanced(before, end.offset, delivered=delivered, dropped=dropped, dead=len(dead), rows=rows)
-        namespaces = highest(parts)
-        if delivered:
-            self._move(parts, commit)
-        if delivered or dead:
-            self._committed(commit, namespaces)
-        else:
-            self.offsets.note(commit, namespaces)
-        for entry in self._staging.glob("*-*-*"):
-            shutil.rmtree(entry, ignore_errors=True)
         counts: dict[str, StepCount] = {}
         for task in tasks:
             counts = summed(counts, task.counts)
         seconds = time.monotonic() - started
-        return BatchReport(begin, end, delivered, dropped, len(dead), rows, seconds, counts)
+        report = BatchReport(begin, end, delivered, dropped, len(dead), rows, seconds, counts)
+        return commit, highest(parts), report
 
     def _move(self, parts: Sequence[Staged], commit: Commit) -> None:
         """Publish, and move the position inside the target. A batch refused as a whole is noted as such."""

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.adaptors.base import Publisher, Refusal, Sink, SinkPosition, Stage, Staged
+from penstock.adaptors.base import Publisher, Refusal, Sink, SinkPosition, Stage, Staged, Voting
 from penstock.base import faults
-from penstock.base.errors import CorruptError, RefusedError
+from penstock.base.errors import CorruptError, RefusedError, UsageError
 from penstock.functions.chain import Chain, NamespaceMatcher, Step
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.record import Record
@@ -81,6 +81,12 @@ class SingleDelivery:
         """Open the target and learn what it has."""
         commit = self._offsets.state.commit
         self._publisher = self._sink.publisher()
+        if isinstance(self._publisher, Voting):
+            self._publisher = None
+            raise UsageError(
+                f"sink '{self._name}' takes part in two-phase commits, which only a run carries out",
+                hint="`penstock run`: messages of a batch that was voted down go in smaller and smaller batches",
+            )
         held = self._publisher.open(SinkPosition(self._log_id, commit.generation, commit.watermark))
         if held is not None:
             refuse_older_target(self._name, held.watermark, commit.in_target)

@@ -51,13 +51,19 @@ class Staging:
         self._directory = directory
         self._checked = False
 
-    def stage(self, work: Work, acked: Sequence[int], skip_below: int, limit: int) -> list[Task]:
+    def stage(
+        self, work: Work, acked: Sequence[int], skip_below: int, limit: int, plan: str = ""
+    ) -> list[Task]:
         """What the tasks tell, in the order of the log.
 
         Plans that keep that order need no sort; others are staged anew, sorted. Also where the sink asks for no order
         but a DataFrame function may have spread one message over tasks, which would count it more than once.
         """
         leave_out = work.leave_out(acked)
+        if self._sink.lanes:
+            tasks = self._job(work, leave_out, skip_below, limit, sort=False, plan=plan)
+            self._refuse_made_up(tasks, work)
+            return tasks
         tasks = self._job(work, leave_out, skip_below, limit, sort=False)
         self._refuse_made_up(tasks, work)
         matters = self._sink.order is not Order.NONE or len(self._passes) > 1
@@ -73,7 +79,7 @@ class Staging:
         return earlier
 
     def _job(
-        self, work: Work, leave_out: Sequence[int], skip_below: int, limit: int, *, sort: bool
+        self, work: Work, leave_out: Sequence[int], skip_below: int, limit: int, *, sort: bool, plan: str = ""
     ) -> list[Task]:
         begin, end = work.begin.offset, work.end.offset
         directory = self._directory / f"{begin}-{end}-{uuid.uuid4().hex[:8]}"
@@ -87,10 +93,12 @@ class Staging:
             self._name,
             limit,
             leave_out if len(self._passes) == 1 else (),
-            LogRead(self._options, work.ranges, begin, end) if direct else None,
+            LogRead(self._options, work.ranges, begin, end, self._sink.lanes) if direct else None,
+            plan,
         )
         if direct:
-            numbers = work.frame.sparkSession.range(0, len(work.ranges), 1, len(work.ranges))
+            count = self._sink.lanes or len(work.ranges)
+            numbers = work.frame.sparkSession.range(0, count, 1, count)
             tasks = _reports(numbers, last)
             read = sum(task.read for task in tasks)
         else:
@@ -113,7 +121,9 @@ class Staging:
         whole = work.messages_of()
         earlier = self.earlier(whole.observe(seen, sf.count(sf.lit(1)).alias("messages")), leave_out, limit)
         frame = earlier.frame
-        if sort:
+        if self._sink.lanes:
+            frame = _in_lanes(frame, self._sink.lanes)
+        elif sort:
             # In one task, since a range sort would run the plan twice, and count twice what it reads.
             frame = frame.repartition(1).sortWithinPartitions("offset")
         tasks = _reports(frame, last)
@@ -136,6 +146,17 @@ class Staging:
                 "nothing of it was published",
                 hint="a function must leave the column offset as it is",
             )
+
+
+def _in_lanes(frame: DataFrame, lanes: int) -> DataFrame:
+    """A partition for each lane, by the rule of `lane_of`, in the order of the log."""
+    from pyspark.sql import functions as sf
+
+    if lanes == 1:
+        return frame.repartition(1).sortWithinPartitions("offset")
+    text = sf.concat(sf.col("origin"), sf.lit("\0"), sf.coalesce(sf.col("key"), sf.lit("")))
+    lane = sf.pmod(sf.crc32(sf.encode(text, "UTF-8")), sf.lit(lanes)).cast("int")
+    return frame.repartitionById(lanes, lane).sortWithinPartitions("offset")
 
 
 def _reports(frame: DataFrame, task: StageTask) -> list[Task]:

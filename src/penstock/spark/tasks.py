@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import uuid
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,15 +56,24 @@ class LogRead:
     ranges: Sequence[InputPartition]
     begin: int
     end: int
+    lanes: int = 0
+    """If there are lanes, each task reads all ranges and takes the messages of its own."""
 
     def rows(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The messages in the ranges of these numbers."""
-        from penstock.spark.formats import read_range
-
+        """The messages in the ranges of these numbers; or those of the lanes of these numbers."""
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                for rows in read_range(self.options, None, self.ranges[number], stream=True):
-                    yield self._within(rows)
+                if not self.lanes:
+                    yield from self._read(self.ranges[number])
+                    continue
+                for part in self.ranges:
+                    for rows in self._read(part):
+                        yield rows if self.lanes == 1 else in_lane(rows, number, self.lanes)
+
+    def _read(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
+        from penstock.spark.formats import read_range
+
+        return map(self._within, read_range(self.options, None, part, stream=True))
 
     def _within(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Those of the batch: in a range they are in the order of their offsets."""
@@ -72,6 +82,20 @@ class LogRead:
         offsets = rows.column("offset").to_numpy()
         first, last = np.searchsorted(offsets, [self.begin, self.end])
         return rows.slice(first, last - first)
+
+
+def in_lane(rows: pa.RecordBatch, lane: int, lanes: int) -> pa.RecordBatch:
+    """The rows whose key belongs to this lane: by namespace and key, so wherever and whenever it is asked."""
+    import pyarrow as pa
+
+    keys = rows.column("key").to_pylist()
+    named = zip(rows.column("ns").to_pylist(), keys, strict=True)
+    return rows.filter(pa.array([lane_of(ns, key, lanes) == lane for ns, key in named], pa.bool_()))
+
+
+def lane_of(ns: str, key: str | None, lanes: int) -> int:
+    """A message without a key goes by its namespace alone."""
+    return zlib.crc32(f"{ns}\0{key or ''}".encode()) % lanes
 
 
 class StageTask:
@@ -87,9 +111,11 @@ class StageTask:
         limit: int,
         leave_out: Sequence[int],
         reads: LogRead | None = None,
+        plan: str = "",
     ) -> None:
         """What it is given are rows; or, if it `reads` the log itself, the numbers of ranges."""
         self._segment = segment
+        self._plan = plan
         self._reads = reads
         self._sealed = sealed
         self._directory = directory
@@ -107,7 +133,7 @@ class StageTask:
         name = f"{context.partitionId():05d}-{context.attemptNumber()}-{uuid.uuid4().hex[:8]}"
         tally = _Tally(self._limit)
         with discreet(), faults.step("stage"):
-            stage = Stage(self._directory, name, self._skip_below)
+            stage = Stage(self._directory, name, self._skip_below, self._plan, context.partitionId())
             staged = self._sealed.open().stager().stage(stage, self._rows(batches, tally))
         by_the_sink = [dataclasses.replace(refusal, node=self._sink) for refusal in staged.refused]
         refused = sorted([*by_the_sink, *tally.refused], key=lambda refusal: refusal.offset)

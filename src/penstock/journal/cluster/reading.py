@@ -117,10 +117,9 @@ def _knows(replica: Replica, request: ReadRequest | None, adopted: int) -> bool:
         return True
     if replica.local.committed_end < adopted and (request is None or _wants(request, replica)):
         return False
-    if request is None or request.offset < 0:
+    if not replica.has_gap:
         return True
-    _, covered = replica.index.lookup(request.offset)
-    return covered or request.offset >= replica.write_head or not replica.has_gap
+    return request is not None and not 0 <= request.offset < replica.began_at
 
 
 def _wants(request: ReadRequest, replica: Replica) -> bool:

@@ -7,6 +7,7 @@ that one which does not answer is seen as such.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from penstock.journal.cluster.mirror import EtcdKeySpace
 from penstock.journal.keys import MemberId
 from penstock.journal.protocol import (
     BrokerSpec,
+    FragmentStoreHealthRequest,
     JournalSpec,
     LabelSelector,
     ReadRequest,
@@ -95,6 +97,16 @@ class JournalStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """A fragment store, as the brokers that serve its journals see it."""
+
+    url: str
+    journals: int
+    troubles: dict[str, str]
+    """What is wrong with it, by broker; empty if nothing is."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterStatus:
     """All of it, at one revision."""
 
@@ -102,10 +114,13 @@ class ClusterStatus:
     revision: int
     members: tuple[MemberStatus, ...]
     journals: tuple[JournalStatus, ...]
+    stores: tuple[StoreStatus, ...]
+    """Empty if nobody was asked."""
 
     @property
     def is_well(self) -> bool:
-        return all(journal.is_well for journal in self.journals)
+        troubles = any(store.troubles for store in self.stores)
+        return not troubles and all(journal.is_well for journal in self.journals)
 
 
 async def cluster_status(
@@ -128,10 +143,13 @@ async def cluster_status(
     specs = _selected(mirror, selector)
     endpoints = _endpoints(mirror)
     asked: dict[tuple[str, MemberId], int | str] = {}
+    stores: tuple[StoreStatus, ...] = ()
     if heads:
-        asked = await _Asking(endpoints, tls, tokens).heads(state, [spec.name for spec in specs])
+        async with _Asking(endpoints, tls, tokens) as asking:
+            asked = await asking.heads(state, [spec.name for spec in specs])
+            stores = await asking.stores(specs)
     journals = tuple(_journal(state, spec, asked) for spec in specs)
-    return ClusterStatus(prefix, mirror.revision, _members(state, endpoints), journals)
+    return ClusterStatus(prefix, mirror.revision, _members(state, endpoints), journals, stores)
 
 
 def _selected(mirror: EtcdKeySpace, selector: LabelSelector) -> list[JournalSpec]:
@@ -184,28 +202,55 @@ def _journal(state: State, spec: JournalSpec, asked: dict[tuple[str, MemberId], 
 
 
 class _Asking:
-    """Asks brokers for write heads, many at a time."""
+    """Asks brokers for write heads and for the health of stores, many at a time."""
 
     def __init__(self, endpoints: dict[MemberId, str], tls: Tls | None, tokens: Tokens) -> None:
-        self._endpoints = endpoints
-        self._tls = tls
         self._tokens = tokens
         self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._channels = {
+            member: aio_channel(endpoint, tls if endpoint.startswith("https") else None)
+            for member, endpoint in endpoints.items()
+        }
+        self._calls = {member: AsyncStubs(channel) for member, channel in self._channels.items()}
+
+    async def __aenter__(self) -> _Asking:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        for channel in self._channels.values():
+            await channel.close()
 
     async def heads(self, state: State, journals: Sequence[str]) -> dict[tuple[str, MemberId], int | str]:
         """What each replica of each journal says, or why it says nothing."""
-        channels: dict[MemberId, grpc.aio.Channel] = {}
+        pairs = [(name, one.member) for name in journals for one in state.held.get(name, ())]
+        answers = await asyncio.gather(*(self._one(name, self._calls.get(member)) for name, member in pairs))
+        return dict(zip(pairs, answers, strict=True))
+
+    async def stores(self, specs: Sequence[JournalSpec]) -> tuple[StoreStatus, ...]:
+        """Every store that journals put fragments into, as every broker sees it."""
+        users = Counter(spec.fragment.stores[0] for spec in specs if spec.fragment.stores)
+        found = []
+        for url, journals in sorted(users.items()):
+            answers = await asyncio.gather(*(self._health(url, calls) for calls in self._calls.values()))
+            named = {
+                f"{member.zone}/{member.suffix}": answer
+                for member, answer in zip(self._calls, answers, strict=True)
+            }
+            found.append(
+                StoreStatus(url, journals, {who: trouble for who, trouble in named.items() if trouble})
+            )
+        return tuple(found)
+
+    async def _health(self, url: str, calls: AsyncStubs) -> str:
+        request = FragmentStoreHealthRequest(fragment_store=url)
         try:
-            for member, endpoint in self._endpoints.items():
-                secure = endpoint.startswith("https")
-                channels[member] = aio_channel(endpoint, self._tls if secure else None)
-            calls = {member: AsyncStubs(channel) for member, channel in channels.items()}
-            pairs = [(name, one.member) for name in journals for one in state.held.get(name, ())]
-            answers = await asyncio.gather(*(self._one(name, calls.get(member)) for name, member in pairs))
-            return dict(zip(pairs, answers, strict=True))
-        finally:
-            for channel in channels.values():
-                await channel.close()
+            metadata = bearer(self._tokens.for_health())
+            response = await calls.fragment_store_health(request, timeout=PATIENCE, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            return error.details() or error.code().name
+        except PenstockError as error:
+            return str(error)
+        return response.store_health_error
 
     async def _one(self, journal: str, calls: AsyncStubs | None) -> int | str:
         if calls is None:

@@ -1,0 +1,213 @@
+"""A table of PostgreSQL: each line a row; rows and the record of the transaction are one database transaction.
+
+    TABLE(worker, at, data)     made if it is not there: the worker, the byte offset of the line, the line as JSON
+    penstock_workers            how far TABLE is, for each worker; moves in the same transaction as the rows
+    penstock_staged             rows that are prepared, where the server has no prepared transactions
+
+Where the server lets transactions be prepared (`max_prepared_transactions` above 0), PHASE1 is `PREPARE TRANSACTION`
+and PHASE2 is `COMMIT PREPARED`, and each row is written once. Otherwise rows are staged in a table and moved by PHASE2.
+Nothing prepared is left behind: what no vote stands for is rolled back when its worker connects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from penstock.base.errors import AwayError, CorruptError, RefusedError
+from penstock.connector.sink.rows import Row, RowStorage
+from penstock.connector.sink.storage import Transaction
+
+if TYPE_CHECKING:
+    import psycopg
+
+_CHUNK = 1 << 18
+
+
+class PostgresStorage(RowStorage):
+    """The rows of one worker, over a connection of its own."""
+
+    def __init__(self, uri: str, table: str, worker: str) -> None:
+        super().__init__()
+        from psycopg import sql
+
+        self._worker = worker
+        self._table = sql.Identifier(*table.split("."))
+        self._named = table
+        self._connection = _connected(uri)
+        with _told():
+            self._execute(
+                "CREATE TABLE IF NOT EXISTS {table} "
+                "(worker text NOT NULL, at bigint NOT NULL, data jsonb NOT NULL, PRIMARY KEY (worker, at))"
+            )
+            self._execute("CREATE TABLE IF NOT EXISTS penstock_workers (target text, worker text, "
+                          "committed bigint NOT NULL DEFAULT 0, PRIMARY KEY (target, worker))")  # fmt: skip
+            self._execute("CREATE TABLE IF NOT EXISTS penstock_staged (target text, worker text, "
+                          "transaction text, at bigint, data jsonb)")  # fmt: skip
+            self._prepares = str(self._value("SHOW max_prepared_transactions")) != "0"
+
+    def staged(self, committed: int, prepared: Transaction | None) -> bool:
+        with _told():
+            query = "SELECT committed FROM penstock_workers WHERE target = %s AND worker = %s"
+            held = int(str(self._value(query, self._named, self._worker) or 0))
+            if held < committed:
+                raise CorruptError(
+                    f"worker {self._worker} has committed {committed} bytes, the database knows {held}",
+                    where=self._named, position=held,
+                    hint="an older copy was put in its place: bring the newer one back",
+                )  # fmt: skip
+            there = prepared is not None and (
+                prepared.start == prepared.end or held >= prepared.end or self._is_there(prepared)
+            )
+            self._forget("" if prepared is None or not there else prepared.id)
+        return there
+
+    def stage(self, transaction: Transaction, rows: Iterator[Row]) -> None:
+        if transaction.start == transaction.end:
+            return
+        with _told(), self._whole() as end:
+            if self._prepares:
+                self._copy("{table} (worker, at, data)", (self._worker,), rows)
+                self._move_position(transaction)
+                end.append(f"PREPARE TRANSACTION '{self._gid(transaction.id)}'")
+            else:
+                columns = "penstock_staged (target, worker, transaction, at, data)"
+                self._copy(columns, (self._named, self._worker, transaction.id), rows)
+
+    def publish(self, transaction: Transaction) -> None:
+        with _told():
+            if self._gid(transaction.id) in self._prepared_ids():
+                self._connection.execute(f"COMMIT PREPARED '{self._gid(transaction.id)}'".encode())
+                return
+            mine = (self._named, self._worker, transaction.id)
+            with self._whole():
+                self._execute("INSERT INTO {table} (worker, at, data) SELECT worker, at, data FROM penstock_staged "
+                              "WHERE target = %s AND worker = %s AND transaction = %s ORDER BY at", *mine)  # fmt: skip
+                self._execute(
+                    "DELETE FROM penstock_staged WHERE target = %s AND worker = %s AND transaction = %s",
+                    *mine,
+                )
+                self._move_position(transaction)
+
+    def drop(self) -> None:
+        with _told():
+            self._forget("")
+
+    def retire(self, mark: str) -> None:
+        aside = f"{self._worker}.{mark}"
+        with _told():
+            self._forget("")
+            with self._whole():
+                self._execute("UPDATE {table} SET worker = %s WHERE worker = %s", aside, self._worker)
+                self._execute("UPDATE penstock_workers SET worker = %s WHERE target = %s AND worker = %s",
+                              aside, self._named, self._worker)  # fmt: skip
+
+    def close(self) -> None:
+        super().close()
+        self._connection.close()
+
+    def _is_there(self, prepared: Transaction) -> bool:
+        if self._gid(prepared.id) in self._prepared_ids():
+            return True
+        mine = (self._named, self._worker, prepared.id)
+        query = "SELECT 1 FROM penstock_staged WHERE target = %s AND worker = %s AND transaction = %s LIMIT 1"
+        return self._value(query, *mine) is not None
+
+    def _forget(self, keep: str) -> None:
+        """Roll back and remove whatever is prepared under this name, except one."""
+        for gid in self._prepared_ids():
+            if not keep or gid != self._gid(keep):
+                self._connection.execute(f"ROLLBACK PREPARED '{gid}'".encode())
+        self._execute("DELETE FROM penstock_staged WHERE target = %s AND worker = %s AND transaction <> %s",
+                      self._named, self._worker, keep)  # fmt: skip
+
+    def _prepared_ids(self) -> list[str]:
+        query = (
+            "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, %s)"
+        )
+        return [str(row[0]) for row in self._execute(query, self._gid("")).fetchall()]
+
+    def _gid(self, transaction: str) -> str:
+        """Of this worker's transactions at this table; the prefix of all of them for an empty id."""
+        prefix = f"penstock:{_hash(f'{self._named}|{self._worker}')}:"
+        return prefix + (_hash(transaction) if transaction else "")
+
+    def _move_position(self, transaction: Transaction) -> None:
+        self._execute(
+            "INSERT INTO penstock_workers (target, worker, committed) VALUES (%s, %s, %s) "
+            "ON CONFLICT (target, worker) DO UPDATE "
+            "SET committed = greatest(penstock_workers.committed, excluded.committed)",
+            self._named, self._worker, transaction.end,
+        )  # fmt: skip
+
+    def _copy(self, where: str, before: tuple[str, ...], rows: Iterator[Row]) -> None:
+        from psycopg import sql
+
+        lead = "".join(f"{_escaped(text.encode()).decode()}\t" for text in before).encode()
+        statement = sql.SQL("COPY " + where + " FROM STDIN").format(table=self._table)
+        with self._connection.cursor() as cursor, cursor.copy(statement) as copy:
+            pending = bytearray()
+            for at, line in rows:
+                pending += b"%s%d\t%s\n" % (lead, at, _escaped(line))
+                if len(pending) >= _CHUNK:
+                    copy.write(bytes(pending))
+                    pending.clear()
+            copy.write(bytes(pending))
+
+    @contextmanager
+    def _whole(self) -> Iterator[list[str]]:
+        """One transaction; what is put into the list ends it in place of COMMIT."""
+        self._connection.execute("BEGIN")
+        end: list[str] = []
+        try:
+            yield end
+            self._connection.execute((end[0] if end else "COMMIT").encode())
+        except BaseException:
+            if not self._connection.closed:
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def _execute(self, text: str, *values: object) -> psycopg.Cursor[tuple[object, ...]]:
+        from psycopg import sql
+
+        return self._connection.execute(sql.SQL(text).format(table=self._table), values)
+
+    def _value(self, text: str, *values: object) -> object:
+        row = self._execute(text, *values).fetchone()
+        return None if row is None else row[0]
+
+
+def _connected(uri: str) -> psycopg.Connection[tuple[object, ...]]:
+    import psycopg
+
+    try:
+        connection = psycopg.connect(uri, autocommit=True, connect_timeout=10)
+        connection.execute("SET synchronous_commit = on")
+    except psycopg.OperationalError as error:
+        raise AwayError(f"PostgreSQL does not answer: {error}") from None
+    return connection
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What the database refuses for good is a vote to abort; all else is an end of the connection."""
+    import psycopg
+
+    try:
+        yield
+    except (psycopg.DataError, psycopg.IntegrityError) as error:
+        raise RefusedError(f"PostgreSQL refused the rows: {str(error).splitlines()[0]}") from error
+    except psycopg.Error as error:
+        raise AwayError(f"PostgreSQL: {str(error).splitlines()[0] if str(error) else error!r}") from error
+
+
+def _escaped(text: bytes) -> bytes:
+    if b"\\" not in text and b"\t" not in text and b"\r" not in text:
+        return text
+    return text.replace(b"\\", b"\\\\").replace(b"\t", b"\\t").replace(b"\r", b"\\r")
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:24]

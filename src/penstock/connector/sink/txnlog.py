@@ -1,0 +1,130 @@
+"""The transaction log of one worker: every vote and every decision, on the disk before anybody hears of it.
+
+    record     length u32 | crc32 of what follows u32 | one entry of the ledger as JSON       big-endian
+
+Each record is synced by itself, so no more than the last one can be torn: that one is cut off when the log is opened,
+and was never told to anybody. A damaged record with another one behind it is an error. A log that has grown is written
+anew as one record, beside the old one, and takes its place.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+import msgspec
+
+from penstock.base.disk import Disk, DiskFile
+from penstock.base.errors import CorruptError
+from penstock.connector.sink.ledger import Entry, Ledger
+
+_HEAD: Final = Struct(">II")
+_MOST: Final = 64 << 10
+_REWRITE_ABOVE: Final = 256 << 10
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Entry)
+
+
+class TransactionLog:
+    """The log and what it adds up to. One owner at a time; not for several threads at once."""
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        """Open, making it if it is new. What is read here is durable from then on."""
+        self.path = path
+        self.ledger = Ledger()
+        self._disk = disk
+        self._doubtful = False
+        self._file = disk.open(path, create=True)
+        try:
+            self._file.sync()
+            disk.sync_dir(path.parent)
+            self._end = _loaded(self._file, self.ledger, path)
+            self._file.truncate(self._end)
+            if self._end > _REWRITE_ABOVE:
+                self._rewrite()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def append(self, entry: Entry) -> None:
+        """Durable on return. After one that failed the log is written anew: nobody knows what its end holds."""
+        if self._doubtful:
+            self._rewrite()
+        record = _encoded(entry)
+        self._doubtful = True
+        self._file.write_at(record, self._end)
+        self._file.sync()
+        self._doubtful = False
+        self._end += len(record)
+        self.ledger.apply(entry)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _rewrite(self) -> None:
+        content = _encoded(self.ledger.kept())
+        self._disk.replace_file(self.path, content)
+        self._file.close()
+        self._file = self._disk.open(self.path)
+        self._end, self._doubtful = len(content), False
+
+
+def read_ledger(path: Path) -> Ledger:
+    """The ledger of a log that somebody else may be writing."""
+    ledger = Ledger()
+    for _, entry in _entries(path.read_bytes(), path):
+        ledger.apply(entry)
+    return ledger
+
+
+def _loaded(file: DiskFile, ledger: Ledger, path: Path) -> int:
+    """Apply what the file holds; where its last whole record ends."""
+    end = 0
+    for after, entry in _entries(file.read_at(file.size(), 0), path):
+        ledger.apply(entry)
+        end = after
+    return end
+
+
+def _entries(content: bytes, path: Path) -> Iterator[tuple[int, Entry]]:
+    """Each whole entry with where it ends."""
+    at = 0
+    while (body := _body_at(content, at)) is not None:
+        end = at + _HEAD.size + len(body)
+        try:
+            entry = _decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            raise CorruptError(
+                f"not a record of a transaction log ({error})", where=str(path), position=at,
+                hint="it may be of a newer version",
+            ) from None  # fmt: skip
+        yield end, entry
+        at = end
+    if at + _HEAD.size <= len(content):
+        length, _ = _HEAD.unpack_from(content, at)
+        if 0 < length <= _MOST and _body_at(content, at + _HEAD.size + length) is not None:
+            raise CorruptError(
+                "a damaged record with others behind it", where=str(path), position=at,
+                hint="restore the file from a copy: what it says of open transactions is lost",
+            )  # fmt: skip
+
+
+def _encoded(entry: Entry) -> bytes:
+    body = _encoder.encode(entry)
+    return _HEAD.pack(len(body), zlib.crc32(body)) + body
+
+
+def _body_at(content: bytes, position: int) -> bytes | None:
+    """The entry at `position`, or None if it is not whole."""
+    if position + _HEAD.size > len(content):
+        return None
+    length, crc = _HEAD.unpack_from(content, position)
+    start = position + _HEAD.size
+    body = content[start : start + length]
+    if not 0 < length <= _MOST or len(body) < length or zlib.crc32(body) != crc:
+        return None
+    return body

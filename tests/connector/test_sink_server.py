@@ -1,0 +1,202 @@
+"""The server of a sink against peers that are broken or mean harm, and the command that serves it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.connector.storing import Shelf
+from tests.connector.test_twopc import frames
+
+from penstock.base.errors import AwayError, InUseError
+from penstock.connector.frames import Error, Hello, Notify, Ok, encode
+from penstock.connector.sink import Limits, SinkServer, Storage, Terms, Workers
+from penstock.connector.sink.sqlite import rows_of
+from penstock.connector.sinklink import SinkLink
+from penstock.connector.twopc import SinkError, Who
+
+PATIENCE = 30.0
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+@pytest.fixture
+def server(tmp_path: Path, shelf: Shelf) -> Iterator[SinkServer]:
+    limits = Limits(connections=8, frame=1 << 20, patience=0.5)
+    with SinkServer(("127.0.0.1", 0), shelf.workers(tmp_path / "log"), Terms(b"tacos"), limits) as made:
+        yield made
+
+
+def who(name: str = "w", cookie: bytes = b"tacos") -> Who:
+    return Who(name, "app", cookie)
+
+
+def said(server: SinkServer, data: bytes) -> list[object]:
+    """What the server says to these bytes until it closes the connection."""
+    with socket.create_connection(server.address, PATIENCE) as peer:
+        peer.sendall(data)
+        heard = b""
+        while chunk := peer.recv(65536):
+            heard += chunk
+    return list(frames(heard))
+
+
+def serves(server: SinkServer) -> None:
+    with SinkLink(server.address, who("somebody"), 0, PATIENCE) as link:
+        assert link.listed.transactions == ()
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"\x00\x00\x00\x00", "length 0"),
+        (b"\xff\xff\xff\xff", "4,294,967,295 bytes"),
+        (b"GET / HTTP/1.1\r\n\r\n", "bytes, the limit is"),
+        (encode(Notify(1, "", 0)), "Bad protocol FSM state"),
+        (encode(Hello("v0.0.1", b"wrong", "", "w")), "Bad cookie"),
+    ],
+)
+def test_bytes_that_are_no_greeting_are_told_so_and_the_server_goes_on(
+    server: SinkServer, data: bytes, why: str
+) -> None:
+    (answer,) = said(server, data)
+    assert isinstance(answer, Error)
+    assert why in answer.reason
+    serves(server)
+
+
+def test_a_fault_behind_good_frames_comes_after_their_answers(server: SinkServer) -> None:
+    first, second = said(server, encode(Hello("v0.0.1", b"tacos", "", "w")) + b"\x00\x00\x00\x00")
+    assert first == Ok(500)
+    assert isinstance(second, Error)
+    serves(server)
+
+
+def test_who_says_nothing_is_let_go(server: SinkServer) -> None:
+    with socket.create_connection(server.address, PATIENCE) as peer:
+        assert peer.recv(10) == b""
+    serves(server)
+
+
+def test_more_connections_than_there_may_be_are_closed(server: SinkServer) -> None:
+    links = [SinkLink(server.address, who(str(number)), 0, PATIENCE) for number in range(8)]
+    with pytest.raises(AwayError):
+        SinkLink(server.address, who("one too many"), 0, PATIENCE)
+    for link in links:
+        link.close()
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            return serves(server)
+        except AwayError:
+            time.sleep(0.02)
+    raise AssertionError("places are not free again")
+
+
+def test_a_second_connection_of_a_name_is_refused_and_the_first_goes_on(server: SinkServer) -> None:
+    with SinkLink(server.address, who(), 0, PATIENCE) as first:
+        with pytest.raises(SinkError, match="worker w is already active"):
+            SinkLink(server.address, who(), 0, PATIENCE)
+        first.write(b"data")
+        assert first.vote("t1")
+
+
+def test_a_name_is_free_as_soon_as_its_connection_has_ended(server: SinkServer) -> None:
+    for number in range(20):
+        with SinkLink(server.address, who(), 0, PATIENCE) as link:
+            link.write(b"x" * number)
+    serves(server)
+
+
+def test_a_storage_that_fails_ends_the_connection_and_not_the_server(
+    server: SinkServer, shelf: Shelf
+) -> None:
+    def broken(offset: int, data: memoryview) -> None:
+        raise OSError(28, "No space left on device")
+
+    shelf("w").write = broken  # type: ignore[method-assign]
+    with SinkLink(server.address, who(), 0, PATIENCE) as link:
+        link.write(b"data")
+        with pytest.raises(SinkError, match="No space left on device"):
+            link.vote("t1")
+    serves(server)
+
+
+def test_a_sink_that_does_not_keep_up_holds_the_worker_back(server: SinkServer, shelf: Shelf) -> None:
+    """What the sink does not take waits at the worker: neither side keeps it in memory."""
+    gate = threading.Event()
+
+    def slow(offset: int, data: memoryview) -> None:
+        gate.wait(PATIENCE)
+
+    shelf("w").write = slow  # type: ignore[method-assign]
+    with SinkLink(server.address, who(), 0, 0.5) as link:
+        with pytest.raises(AwayError, match="does not answer"):  # noqa: PT012 - one of them is too much
+            for _ in range(200):
+                link.write(b"x" * 500_000)
+        sent = link.machine.offset
+    gate.set()
+    assert sent < 60_000_000, "a hundred megabytes went nowhere"
+
+
+def test_one_directory_has_one_server(server: SinkServer, shelf: Shelf, tmp_path: Path) -> None:
+    with pytest.raises(InUseError, match="another sink has the directory"):
+        shelf.workers(tmp_path / "log")
+
+
+def test_the_command_serves_sqlite_and_lists_transactions(tmp_path: Path) -> None:
+    (tmp_path / "cookie").write_text("not-to-be-shown\n")
+    command = [
+        sys.executable, "-m", "penstock", "connector", "sink", "sqlite", "--database", str(tmp_path / "out.db"),
+        "--listen", "127.0.0.1:0", "--cookie", f"@{tmp_path / 'cookie'}", "--json",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        host, _, port = told["listening"].rpartition(":")
+        name = Who("w", "app", b"not-to-be-shown")
+        with SinkLink((host, int(port)), name, 0, PATIENCE) as link:
+            link.write(b'{"a":1}\n{"b"')
+            assert not link.vote("cut"), "a transaction ends with a line"
+            link.tell([("cut", False)])
+            link.write(b'{"a":1}\n{"b":2}\n')
+            assert link.vote("t1")
+        listing = [*command[:5], "list", told["txns"], "--json"]
+        listed = json.loads(subprocess.run(listing, capture_output=True, check=True).stdout)
+        assert [(one["worker"], one["committed"]) for one in listed] == [("w", 0)]
+        assert [(one["transaction"], one["vote"]) for one in listed[0]["in_flight"]] == [("t1", "commit")]
+        assert rows_of(tmp_path / "out.db", "output") == []
+        with SinkLink((host, int(port)), name, 0, PATIENCE) as link:
+            link.tell([("t1", True)])
+        assert rows_of(tmp_path / "out.db", "output") == [("w", 0, '{"a":1}'), ("w", 8, '{"b":2}')]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+
+
+def test_the_sink_of_40_lines_in_the_documents_works(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "connector-sinks.md").read_text(encoding="utf-8")
+    code = page.partition("## Write a sink in 40 lines")[2].partition("```python\n")[2].partition("```")[0]
+    names: dict[str, type[Storage]] = {}
+    exec(code.partition("workers = ")[0], names)
+    folder = names["Folder"]
+    workers = Workers(tmp_path / "txns", lambda worker: folder(tmp_path / "out", worker))  # type: ignore[call-arg]
+    with SinkServer(("127.0.0.1", 0), workers) as server:
+        for number, commit in enumerate((True, False, True)):
+            with SinkLink(server.address, Who("w"), number and 4, PATIENCE) as link:
+                link.write(b"row%d" % number)
+                assert link.vote(f"t{number}")
+            with SinkLink(server.address, Who("w"), 0, PATIENCE) as link:
+                link.tell([(f"t{number}", commit)])
+    files = sorted((tmp_path / "out").iterdir())
+    assert [file.read_text() for file in files] == ["row0", "row2"]

@@ -1,0 +1,122 @@
+"""More of clusters as processes, each with brokers of its own: a primary that wrote what nobody else got, links with a
+delay, an etcd with users, and signals. The longer ones are for the long runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from tests.servers.etcd import PASSWORD, running
+from tests.servers.proxy import Proxy
+
+from penstock.base.errors import PenstockError
+from penstock.journal.client import AsyncClient
+
+from .processes import Running, cluster, until
+
+pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(300)]
+
+JOURNAL = "a/journal"
+
+
+def test_what_only_a_killed_primary_had_is_set_aside_and_reported_when_it_returns(tmp_path: Path) -> None:
+    """Its own disk has the append, no peer has; the others go on over the same offsets."""
+    with cluster(tmp_path / "cluster", links=True) as four:
+        four.create(JOURNAL)
+        primary, *replicas = four.members(JOURNAL)
+        with four[primary].client() as client:
+            end = client.append(JOURNAL, b"all have this").end
+        for name in replicas:
+            _link(four, name).stall()
+        losing = threading.Thread(target=_append, args=(four, primary, b"only I have this"), daemon=True)
+        losing.start()
+        until(lambda: any(b"only I have this" in path.read_bytes() for path in _spools(four, primary)))
+        time.sleep(0.2)  # for the record that commits it
+        four[primary].kill()
+        losing.join(60)
+        for name in replicas:
+            _link(four, name).cut()  # what was under way is lost with it
+            _link(four, name).heal()
+        until(lambda: _appended(four, replicas[0], b"this instead"))
+        four[primary].start()
+        # Somebody else goes, so that it is needed again.
+        assert four[replicas[1]].stop() == 0
+        until(lambda: primary in four.members(JOURNAL))
+        four.settled(JOURNAL)
+        for name in four.members(JOURNAL):
+            with four[name].client() as client:
+                content = client.read_bytes(JOURNAL, 0, client.head(JOURNAL))
+            assert content[:end] == b"all have this"
+            assert b"this instead" in content
+            assert b"only I" not in content
+        assert [b"only I have this" in path.read_bytes() for path in four[primary].set_aside()] == [True]
+        assert "is not what the journal has" in four[primary].log.read_text()
+        assert not any(b"only I" in path.read_bytes() for path in four.store.rglob("*.raw"))
+
+
+def _link(four: Running, name: str) -> Proxy:
+    link = four[name].link
+    assert link is not None
+    return link
+
+
+def _spools(four: Running, name: str) -> list[Path]:
+    return sorted((four[name].directory / "spools" / JOURNAL / "#").glob("*.spool"))
+
+
+def _append(four: Running, name: str, content: bytes) -> None:
+    with suppress(PenstockError), four[name].client() as client:
+        client.append(JOURNAL, content, timeout=30)
+
+
+def _appended(four: Running, name: str, content: bytes) -> bool:
+    with four[name].client() as client:
+        client.append(JOURNAL, content, timeout=5)
+    return True
+
+
+@pytest.mark.soak
+def test_soak_twenty_appends_at_once_take_one_round_trip_of_a_slow_link(tmp_path: Path) -> None:
+    with cluster(tmp_path / "cluster", "abc", links=True, delay=0.05) as three:
+        three.create(JOURNAL)
+        primary = three.members(JOURNAL)[0]
+
+        async def took(appends: int) -> float:
+            async with AsyncClient(three[primary].address) as client:
+                await client.append(JOURNAL, b"builds the pipeline")
+                begin = time.monotonic()
+                await asyncio.gather(*(client.append(JOURNAL, b"%d" % number) for number in range(appends)))
+                return time.monotonic() - begin
+
+        one, twenty = asyncio.run(took(1)), asyncio.run(took(20))
+        assert one >= 0.1
+        assert twenty < 0.1 * 20 / 3, f"one took {one:.3f} s, twenty {twenty:.3f} s"
+
+
+def test_etcd_with_users_is_joined_with_a_password_and_not_without(tmp_path: Path) -> None:
+    with running(tmp_path / "etcd") as etcd:
+        etcd.enable_authentication()
+        with cluster(tmp_path / "cluster", "", etcds=[etcd], options=("--etcd-user", "root")) as none:
+            broker = none.add("a", "x", options=("--etcd-user", "root"))
+            broker.environment["PENSTOCK_ETCD_PASSWORD"] = "wrong"
+            broker.begin()
+            assert broker.wait() == 1
+            assert "authentication failed" in broker.log.read_text()
+            broker.environment["PENSTOCK_ETCD_PASSWORD"] = PASSWORD
+            broker.start()
+            none.create(JOURNAL, replication=1)
+            assert PASSWORD not in broker.log.read_text()
+            # Nobody can take over: it leaves all the same, and a second signal would end it at once.
+            assert broker.stop() == 0
+            broker.start()
+            broker.freeze()
+            broker.send(signal.SIGTERM)
+            broker.send(signal.SIGTERM)
+            broker.thaw()
+            assert broker.wait() in (0, 128 + signal.SIGTERM)

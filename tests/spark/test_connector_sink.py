@@ -1,0 +1,254 @@
+"""Pipelines into connector sinks: one transaction a batch, all sinks of a group or none, and what crashes leave."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock import Pipeline
+from penstock import adaptors as a
+from penstock import functions as f
+from penstock.adaptors.connector import Connector
+from penstock.adaptors.generate import Generate
+from penstock.base.errors import RefusedError
+from penstock.connector.sink import SinkServer, Terms, Transaction, Workers, transactions
+from penstock.connector.sink.files import FileStorage, committed_bytes, file_of
+from penstock.pipeline.progress import Progress, Summary
+from penstock.pipeline.runner import run
+from penstock.spark.tasks import lane_of
+
+pytestmark = pytest.mark.spark
+COOKIE = "dragons-love-tacos"
+
+
+class PickyStorage(FileStorage):
+    """A file that does not take everything."""
+
+    refuses: Callable[[bytes], bool] = staticmethod(lambda content: False)
+
+    def prepare(self, transaction: Transaction) -> None:
+        content = self._path.read_bytes()[transaction.start : transaction.end]
+        if type(self).refuses(content):
+            raise RefusedError("not to my taste")
+        super().prepare(transaction)
+
+
+class Rig:
+    """A directory with sinks and a data directory."""
+
+    def __init__(self, path: Path, spark: SparkSession, stack: ExitStack) -> None:
+        self.path = path
+        self.spark = spark
+        self._stack = stack
+        self.ports: dict[str, int] = {}
+
+    def sink(self, name: str, storage: type[FileStorage] = FileStorage) -> str:
+        """Serve a file sink; its address."""
+        workers = Workers(
+            self.path / f"{name}.txns", lambda worker: storage(file_of(self.path / name, worker))
+        )
+        listen = ("127.0.0.1", self.ports.get(name, 0))
+        server = self._stack.enter_context(SinkServer(listen, workers, Terms(cookie=COOKIE.encode())))
+        self.ports[name] = server.address[1]
+        return f"127.0.0.1:{server.address[1]}"
+
+    def run(self, pipeline: Pipeline, report: Callable[[Progress], None] = lambda progress: None) -> Summary:
+        return run(pipeline, data_dir=self.path / "data", once=True, spark=self.spark, report=report)
+
+    def documents(self, name: str, worker: str) -> list[dict[str, object]]:
+        path = file_of(self.path / name, worker)
+        return [json.loads(line) for line in committed_bytes(path).splitlines()] if path.exists() else []
+
+    def open_transactions(self, name: str) -> list[str]:
+        return [
+            one.transaction for view in transactions(self.path / f"{name}.txns") for one in view.in_flight
+        ]
+
+
+@pytest.fixture
+def rig(tmp_path: Path, spark: SparkSession) -> Iterator[Rig]:
+    with ExitStack() as stack:
+        yield Rig(tmp_path, spark, stack)
+
+
+def numbers(count: int, **settings: object) -> Generate:
+    return a.generate(count=count, **settings)
+
+
+def to(address: str, **settings: object) -> Connector:
+    return a.connector(sink=address, cookie=COOKIE, **settings)
+
+
+def seqs(documents: list[dict[str, object]]) -> list[object]:
+    return [document["seq"] for document in documents]
+
+
+def test_a_pipeline_goes_through_and_goes_on_where_it_was(rig: Rig) -> None:
+    address = rig.sink("out")
+
+    def pipeline(count: int) -> Pipeline:
+        made = Pipeline("p", batch_messages=400)
+        made.source("numbers", numbers(count)).save("out", to(address))
+        return made
+
+    summary = rig.run(pipeline(1000))
+    assert (summary.exit_code, summary.sinks[0].delivered, summary.adds_up) == (0, 1000, True)
+    assert seqs(rig.documents("out", "p.out.0")) == list(range(1000))
+    assert rig.open_transactions("out") == []
+    assert rig.run(pipeline(1500)).sinks[0].delivered == 500
+    assert seqs(rig.documents("out", "p.out.0")) == list(range(1500))
+
+
+def test_a_key_stays_in_its_lane_and_lanes_that_go_are_announced(rig: Rig) -> None:
+    address = rig.sink("out")
+
+    def pipeline(connections: int, rounds: int, partitions: int = 0) -> Pipeline:
+        """Each round writes all ten rows anew."""
+        with closing(sqlite3.connect(rig.path / "in.db")) as database, database:
+            database.execute("CREATE TABLE IF NOT EXISTS t (id INTEGER PRIMARY KEY, n INTEGER)")
+            database.execute(f"CREATE TABLE IF NOT EXISTS r{rounds} (id INTEGER PRIMARY KEY, n INTEGER)")
+            database.executemany(
+                f"INSERT INTO r{rounds} VALUES (?, ?)", [(n, rounds * 10 + n) for n in range(10)]
+            )
+        made = Pipeline("p", batch_messages=6, partitions=partitions or 2)
+        source = made.source("in", a.sqlite(uri=f"sqlite://{rig.path}/in.db"), ns="^r[0-9]$")
+        node = source.transform("named", f.remap(ns_map={f"r{n}": "r" for n in range(9)}))
+        node = node.transform("same", lambda df: df) if partitions else node
+        node.save("out", to(address, connections=connections))
+        return made
+
+    def lanes() -> dict[int, list[object]]:
+        found = {lane: rig.documents("out", f"p.out.{lane}") for lane in range(3)}
+        return {lane: [row["n"] for row in rows] for lane, rows in found.items() if rows}
+
+    def expected(rounds: int) -> dict[int, list[object]]:
+        dealt: dict[int, list[object]] = {}
+        for one in range(rounds):
+            for n in range(10):
+                dealt.setdefault(
+                    lane_of(f"r{one}", json.dumps({"id": n}, separators=(",", ":")), 3), []
+                ).append(one * 10 + n)
+        return dealt
+
+    assert rig.run(pipeline(3, 0)).exit_code == 0
+    assert lanes() == expected(1)
+    assert len(lanes()) > 1
+    assert rig.run(pipeline(3, 1, partitions=5)).exit_code == 0
+    assert lanes() == expected(2), "also through a DataFrame function, and with other partitions"
+    assert rig.run(pipeline(1, 2)).exit_code == 0
+    assert [path.name for path in rig.path.glob("out.p.out.[12]")] == [], "the others have left"
+    assert lanes()[0] == [*expected(2)[0], *range(20, 30)]
+    assert rig.run(pipeline(3, 3)).exit_code == 0, "and come back, at 0"
+    assert sum(len(found) for found in lanes().values()) == len(expected(2)[0]) + 20
+
+
+def test_three_sinks_commit_together_and_one_vote_to_abort_holds_for_all(rig: Rig) -> None:
+    votes: list[bool] = []
+
+    class Moody(PickyStorage):
+        @staticmethod
+        def refuses(content: bytes) -> bool:
+            votes.append(len(votes) in (1, 2))
+            return votes[-1]
+
+    addresses = [rig.sink("one"), rig.sink("two", Moody), rig.sink("three")]
+    seen: list[tuple[int, ...]] = []
+
+    def look(progress: Progress) -> None:
+        seen.append(tuple(len(rig.documents(n, f"p.{n}.0")) for n in ("one", "two", "three")))
+
+    def pipeline(count: int) -> Pipeline:
+        made = Pipeline("p", batch_messages=100)
+        source = made.source("numbers", numbers(count))
+        source.save("one", to(addresses[0]))
+        source.transform("even", lambda df: df.where("data:seq::bigint % 2 = 0")).save(
+            "two", to(addresses[1])
+        )
+        source.save("three", to(addresses[2]), ns="nothing of it")
+        return made
+
+    summary = rig.run(pipeline(300), look)
+    assert summary.exit_code == 0
+    assert sorted(votes) == [False] * 3 + [True] * 2, "the same messages came again"
+    assert [(sink.sink, sink.delivered, sink.dropped) for sink in summary.sinks] == [
+        ("one", 300, 0), ("two", 150, 150), ("three", 0, 300),
+    ]  # fmt: skip
+    assert seqs(rig.documents("one", "p.one.0")) == list(range(300))
+    assert seqs(rig.documents("two", "p.two.0")) == list(range(0, 300, 2))
+    assert rig.open_transactions("one") == rig.open_transactions("two") == []
+    assert all(abs(one - 2 * two) <= 100 for one, two, _ in seen)
+    assert rig.run(pipeline(350)).exit_code == 0
+    assert (len(rig.documents("one", "p.one.0")), len(rig.documents("two", "p.two.0"))) == (350, 175)
+
+
+@pytest.mark.parametrize("group", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_a_message_that_no_vote_is_given_for_follows_the_policy(rig: Rig, group: bool) -> None:
+    class Picky(PickyStorage):
+        @staticmethod
+        def refuses(content: bytes) -> bool:
+            return b'"seq":33,' in content or content.rstrip().endswith(b'"seq":33}')
+
+    addresses = [rig.sink("one", Picky), rig.sink("two")]
+    policy = ["stop"]
+
+    def pipeline() -> Pipeline:
+        made = Pipeline("p")
+        source = made.source("numbers", numbers(50))
+        source.save("one", to(addresses[0]), on_error=policy[0])
+        if group:
+            source.save("two", to(addresses[1]), on_error=policy[0])
+        return made
+
+    stopped = rig.run(pipeline())
+    assert stopped.exit_code == 3
+    assert "voted 3 times to abort" in (stopped.sinks[0].error or "")
+    assert rig.documents("one", "p.one.0") == []
+    stopped = rig.run(pipeline())
+    assert stopped.exit_code == 3
+    assert "before message 33" in (stopped.sinks[0].error or "")
+    assert seqs(rig.documents("one", "p.one.0")) == list(range(33))
+    policy[0] = "dead-letter"
+    done = rig.run(pipeline())
+    assert (done.exit_code, [sink.dead for sink in done.sinks]) == (0, [1] * len(done.sinks))
+    others = [number for number in range(50) if number != 33]
+    assert seqs(rig.documents("one", "p.one.0")) == others
+    if group:
+        assert seqs(rig.documents("two", "p.two.0")) == others
+
+
+@pytest.mark.soak
+def test_a_sink_that_is_away_is_waited_for(rig: Rig, tmp_path: Path) -> None:
+    from tests.servers.ports import free_port
+
+    port = rig.ports["out"] = free_port()
+    states: list[str] = []
+
+    def report(progress: Progress) -> None:
+        states.extend(node.state for node in progress.nodes if node.kind == "sink")
+        if "away" in states and len(states) < 10_000:
+            states.append("served")
+            if states.count("served") == 1:
+                rig.sink("out")
+
+    made = Pipeline("p")
+    made.source("numbers", numbers(100)).save("out", to(f"127.0.0.1:{port}"))
+    assert rig.run(made, report).exit_code == 0
+    assert "away" in states
+    assert seqs(rig.documents("out", "p.out.0")) == list(range(100))
+
+
+def test_plan_asks_the_sink_and_leaves_nothing_there(rig: Rig) -> None:
+    address = rig.sink("out")
+    assert to(address).sink().inspect() == ()
+    (finding,) = a.connector(sink=address, cookie="wrong-cookie").sink().inspect()
+    assert (finding.fatal, "Bad cookie" in finding.what) == (True, True)
+    (finding,) = to("127.0.0.1:1").sink().inspect()
+    assert (finding.fatal, "does not answer" in finding.what) == (False, True)
+    assert transactions(rig.path / "out.txns") == []
+    assert to(address, transactional=False).sink().guarantee.value == "at least once"
