@@ -31,6 +31,8 @@ from penstock.log.commitlog import journal_spec
 SIZE = 1024
 LEASE = 2
 APPENDERS = 50
+LOOP = asyncio.Runner()
+"""One loop for all: gRPC does not like several, one after the other."""
 
 
 @contextmanager
@@ -104,8 +106,8 @@ def appends(seconds: float) -> None:
                 create(client, names, replication)
                 await_appends(client, names)
                 for appenders in (1, APPENDERS):
-                    asyncio.run(appending(client.address, names, 1.0, appenders))
-                    took = asyncio.run(appending(client.address, names, seconds, appenders))
+                    LOOP.run(appending(client.address, names, 1.0, appenders))
+                    took = LOOP.run(appending(client.address, names, seconds, appenders))
                     label = f"R={replication}, {journals} journal(s), {appenders} at a time"
                     rates[replication, journals, appenders] = told(label, took, seconds)
         for journals in (1, 50):
@@ -149,7 +151,7 @@ def idle(count: int, replication: int) -> None:
         start, used = time.monotonic(), sum(map(cpu_seconds, pids))
         time.sleep(65)
         share = (sum(map(cpu_seconds, pids)) - used) / (time.monotonic() - start)
-        took = asyncio.run(appending(client.address, ["idle/000000"], 3.0, 1))
+        took = LOOP.run(appending(client.address, ["idle/000000"], 3.0, 1))
         each = (after - before) / count / 1024
         print(
             f"  created in {made:.1f} s, all agreed after {well:.1f} s; idle: {share * 100:.1f} % of one core for all"

@@ -40,7 +40,7 @@ from penstock.immortal.wire import (
 )
 
 HERE = Path(__file__).resolve()
-BATCH_BYTES = 64 << 10
+BATCH_BYTES = 1 << 20
 
 
 async def connected(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -61,7 +61,7 @@ async def binding(role: str, receive: int, send: int, report: Path, size: int) -
     state = b"0"
     is_first = True
     call = outgoing("count", Call(1, RpcType.FORK, bytes(size)))
-    some = max(1, min(1000, BATCH_BYTES // len(call)))
+    some = max(1, min(2000, BATCH_BYTES // len(call)))
     again = outgoing("", Call(2, RpcType.FORK, b""))
     round_ = batch([*[call] * some, again])
     told = 0.0

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tests.immortal.processes import REPOSITORY, broker, until
 from tests.servers.ports import free_port
 
 from penstock.base.errors import UsageError
+from penstock.cli import cli
 from penstock.cli.ambrosia import COORDINATOR, VERBS, parse
 
 
@@ -77,3 +80,23 @@ def test_register_start_and_the_lines_that_bindings_read(tmp_path: Path) -> None
             if binding is not None:
                 binding.kill()
                 binding.wait()
+
+
+def test_the_commands_register_and_show(tmp_path: Path) -> None:
+    with broker(tmp_path) as place:
+
+        def run(*words: str) -> str:
+            result = CliRunner().invoke(cli, ["immortal", *words, "--log", place])
+            assert result.exit_code == 0, result.output
+            return result.output
+
+        run("register", "bank", "--receive-port", "2000", "--send-port", "2001")
+        run("add-replica", "bank", "--replica", "1", "--receive-port", "2002", "--send-port", "2003")
+        assert "bank" in run("list")
+        assert "1 (ports 2002, 2003)" in run("inspect", "bank")
+        [one] = json.loads(run("list", "--json"))
+        assert [known["replica"] for known in one["registrations"]] == [0, 1]
+        assert one["checkpoints"] == []
+        refused = CliRunner().invoke(cli, ["immortal", "inspect", "bonk", "--log", place])
+        assert refused.exit_code == 2
+        assert "did you mean 'bank'?" in refused.output

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from penstock.base.disk import Buffer
 from penstock.base.errors import PenstockError
@@ -43,10 +43,12 @@ class Binding:
         self._decoder = MessageDecoder(fixed_lengths=legacy)
 
     @classmethod
-    async def accepted(cls, receive_port: int, send_port: int, *, legacy: bool = False) -> Binding:
-        """Wait for a binding, as long as it takes."""
-        reader, own = await _accept(receive_port)
-        _, writer = await (_connect(send_port) if legacy else _accept(send_port))
+    async def accepted(
+        cls, receive_port: int, send_port: int, ready: Callable[[], None], *, legacy: bool = False
+    ) -> Binding:
+        """Wait for a binding, as long as it takes; it may connect from `ready` on."""
+        reader, own = await _accept(receive_port, ready)
+        _, writer = await (_connect(send_port) if legacy else _accept(send_port, lambda: None))
         return cls(reader, writer, own, legacy)
 
     async def events(self) -> AsyncIterator[Message | CheckpointStart | Blob]:
@@ -86,7 +88,7 @@ class Binding:
         self._own.close()
 
 
-async def _accept(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _accept(port: int, ready: Callable[[], None]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -98,6 +100,7 @@ async def _accept(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
             ) from None
         listening.listen(1)
         listening.setblocking(False)
+        ready()
         connection, _ = await asyncio.get_running_loop().sock_accept(listening)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return await asyncio.open_connection(sock=connection, limit=1 << 20)

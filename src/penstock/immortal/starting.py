@@ -57,8 +57,13 @@ async def serve(options: Options, place: Place, tell: Tell, debug: Debug | None 
     """Run a coordinator until it fails, which is how each one ends."""
     await place.reach()
     await journals.ensure(place.client, options.name)
-    tell(f"Ready: waiting for the binding on ports {options.receive_port} and {options.send_port}")
-    binding = await Binding.accepted(options.receive_port, options.send_port, legacy=options.legacy)
+    receive, send = options.receive_port, options.send_port
+    binding = await Binding.accepted(
+        receive,
+        send,
+        lambda: tell(f"Ready: waiting for the binding on ports {receive} and {send}"),
+        legacy=options.legacy,
+    )
     owner = f"replica-{options.replica}.{uuid.uuid4().hex[:16]}"
     coordinator = Coordinator(options, place, binding, owner)
     life: Life | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -30,6 +31,10 @@ GAP_PATIENCE = 120.0
 _PARK_AFTER = 30.0
 
 
+def _nothing() -> None:
+    """For those who want to know nothing."""
+
+
 class Guest(Protocol):
     """A stream of the journal's primary, elsewhere, that holds our spool."""
 
@@ -49,6 +54,7 @@ class Replica(Stored):
         "closed",
         "guest",
         "local",
+        "on_agreed",
         "pipeline",
         "pipeline_slot",
         "rate",
@@ -71,6 +77,8 @@ class Replica(Stored):
         """Where the journal ended when we came, and have our own spools from."""
         self._began = 0.0
         """When that was."""
+        self.on_agreed: Callable[[], None] = _nothing
+        """Told whenever all replicas have agreed."""
         self.closed = False
         """No append is accepted any more, and reads end."""
         self.waits_ended = False
@@ -110,6 +118,7 @@ class Replica(Stored):
         if self.began_at != self.local.fragment.begin:
             self.began_at, self._began = self.local.fragment.begin, time.monotonic()
         self._notify()
+        self.on_agreed()
 
     @property
     def has_gap(self) -> bool:

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from penstock.journal.client import JournalError
-from penstock.journal.protocol import ApplyRequest, Status
+from penstock.journal.cluster.broker import require_shared
+from penstock.journal.hosting import BrokerOptions
+from penstock.journal.protocol import AppendRequest, ApplyRequest, Status
+from penstock.journal.tokens import ValidationError
+from penstock.log.commitlog import journal_spec
 
 from .checker import Checker, checked
 from .processes import Running, cluster, until
@@ -90,6 +95,27 @@ def test_trims_and_rolls_are_passed_on_and_hold_everywhere(four: Running) -> Non
         until(begins)
         with broker.client() as client:
             assert client.read_bytes("trimmed/journal", middle, end) == b"kept"
+
+
+def test_a_suspended_journal_gives_its_replicas_up_and_comes_back_where_it_was(four: Running) -> None:
+    four.create("some/suspended")
+    with four["a"].client() as client:
+        end = client.append("some/suspended", b"before").end
+        with pytest.raises(JournalError):
+            client.append("some/suspended", b"", suspend=AppendRequest.SUSPEND_NOW)
+        until(lambda: len(four.members("some/suspended")) == 1)
+        until(lambda: client.append("some/suspended", b"after").begin == end)
+    assert len(four.settled("some/suspended")) == 3
+    for broker in four.brokers.values():
+        with broker.client() as client:
+            assert client.read_bytes("some/suspended", 0, end + 5) == b"beforeafter"
+
+
+def test_stores_that_brokers_do_not_share_are_refused(tmp_path: Path) -> None:
+    spec = journal_spec("a/journal", 1024, {})
+    require_shared(spec, BrokerOptions(file_root=tmp_path))
+    with pytest.raises(ValidationError, match="--file-root"):
+        require_shared(spec, BrokerOptions())
 
 
 def test_after_a_primary_was_killed_others_go_on_and_nothing_is_lost(four: Running) -> None:

@@ -41,6 +41,7 @@ from penstock.journal.hosting import STABLE_PULSES, BrokerOptions
 from penstock.journal.protocol import (
     AppendRequest,
     AppendResponse,
+    ApplyRequest,
     BrokerSpec,
     FragmentsRequest,
     FragmentsResponse,
@@ -58,6 +59,7 @@ from penstock.journal.protocol import (
 )
 from penstock.journal.replica import Replica
 from penstock.journal.resolver import Identity, KeySpace, Resolution
+from penstock.journal.tokens import ValidationError
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +136,10 @@ class ClusterBroker(Broker):
             pass_on=self._append_whole_elsewhere,
         )
 
+    def _require_allowed(self, change: ApplyRequest.Change, claims: Claims) -> None:
+        super()._require_allowed(change, claims)
+        require_shared(change.upsert, self.options)
+
     def _enforces(self, replica: Replica) -> bool:
         return self._space.leads(replica.spec.name)
 
@@ -187,11 +193,27 @@ class ClusterBroker(Broker):
         if journal not in self._closing and not self.directory.spools(journal).exists():
             super()._open(journal, spec)
             if journal in self._replicas:
-                self._pulses.add(journal, 0.0)
+                self._begin(journal)
             return
         self._broken.pop(journal, None)
         task = self._opening[journal] = self._spawn(self._recovered(journal), f"recover {journal}")
-        task.add_done_callback(lambda _: self._opening.pop(journal, None))
+        task.add_done_callback(lambda done: self._opened(journal, done))
+
+    def _opened(self, journal: str, task: asyncio.Task[None]) -> None:
+        if self._opening.get(journal) is task:
+            del self._opening[journal]
+
+    def _begin(self, journal: str) -> None:
+        """A replica is there: have it listed, and synchronised if that is ours to do."""
+        self._replicas[journal].on_agreed = lambda: self._look_for_gap(journal)
+        self._refreshes.add(journal, 0.0)
+        self._pulses.add(journal, 0.0)
+
+    def _look_for_gap(self, journal: str) -> None:
+        """What others closed for our sake will be in the store soon."""
+        replica = self._replicas.get(journal)
+        if replica is not None and replica.has_gap:
+            self._refreshes.add(journal, _LOOK_FOR_GAPS)
 
     async def _recovered(self, journal: str) -> None:
         """Recover what is on our disk, once whoever had it before has closed it."""
@@ -215,8 +237,7 @@ class ClusterBroker(Broker):
         replica.respecify(spec)
         self._replicas[journal] = replica
         self.resolver.forget(journal)
-        self._refreshes.add(journal, 0.0)
-        self._pulses.add(journal, 0.0)
+        self._begin(journal)
 
     def _let_go(self, journal: str, replica: Replica) -> None:
         self._advertising.forget(journal)
@@ -280,8 +301,6 @@ class ClusterBroker(Broker):
         replica = resolution.replica
         if replica is None:
             return self._reads.elsewhere(resolution, request, chunk)
-        if replica.has_gap:
-            self._refreshes.add(resolution.journal, 0.0)
         await self._reads.until_known(replica, request)
         return await super()._reading_of(resolution, request, chunk)
 
@@ -361,6 +380,18 @@ class ClusterBroker(Broker):
         self._closed = False
         await super().close()
         await self.peers.close()
+
+
+def require_shared(spec: JournalSpec, options: BrokerOptions) -> None:
+    """Stores are to be the same for all brokers; a folder in the data directory of one is not."""
+    if options.file_root is not None:
+        return
+    for url in spec.fragment.stores:
+        if url.startswith("file:") or options.file_only:
+            raise ValidationError(
+                f"{url} would be another directory at each broker: start them with --file-root, and the same directory",
+                field=f"{spec.name}: Stores",
+            )
 
 
 def _not_done(header: Header, error: ProxyError) -> AppendResponse:
