@@ -7,11 +7,13 @@ import importlib.util
 import json
 import re
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.immortal.pairs import Pair, running
 
 from penstock.journal.embedded import EmbeddedBroker
 from penstock.pipeline import frames
@@ -34,7 +36,8 @@ def module_of(path: Path) -> ModuleType:
 
 
 def test_every_example_has_a_test_here() -> None:
-    assert {path.name for path in EXAMPLES.iterdir() if path.is_dir()} == {"connector", "journal", "shop"}
+    examples = {path.name for path in EXAMPLES.iterdir() if path.is_dir()}
+    assert examples == {"connector", "immortal-bank", "journal", "shop"}
 
 
 @pytest.mark.spark
@@ -58,6 +61,40 @@ def test_the_shop(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.Monke
         wanted = [order for order in placed if order["total"] > 300]
         assert big == [{name: order[name] for name in ("id", "customer", "total")} for order in wanted]
         assert big
+
+
+@pytest.mark.spark
+def test_the_immortal_bank(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bank is killed while the pipeline feeds it, started again, and the books are right."""
+    monkeypatch.chdir(tmp_path)
+    make = module_of(EXAMPLES / "immortal-bank" / "make_transfers.py")
+    Path("transfers.jsonl").write_text("".join(f"{line}\n" for line in make.transfers(2000)))
+    pair = Pair(
+        str(tmp_path / "bank-data"), tmp_path, "bank", "Bank", apps=EXAMPLES / "immortal-bank" / "bank.py"
+    )
+    monkeypatch.setenv("BANK_ADDRESS", f"127.0.0.1:{pair.port}")
+    file = EXAMPLES / "immortal-bank" / "bank_pipeline.py"
+    with running(pair):
+        pair.ready()
+
+        def kill() -> None:
+            pair.wait_for("transfers", 1)
+            pair.kill("both")
+            pair.start()
+
+        killing = threading.Thread(target=kill)
+        killing.start()
+        summary = run(load_pipeline(file, "bank"), data_dir=Path("data"), once=True, spark=spark)
+        killing.join()
+        assert (summary.exit_code, summary.adds_up) == (0, True)
+        pair.ready()
+        assert pair.ask(lambda outside: outside.call("audit", [])) == [2000, 0]
+        summary = run(load_pipeline(file, "report"), data_dir=Path("data2"), once=True, spark=spark)
+        assert (summary.exit_code, summary.adds_up) == (0, True)
+    balances = [json.loads(line) for line in Path("balances.jsonl").read_text().splitlines()]
+    assert [line["transfer"] for line in balances] == [number for number in range(1, 2001) for _ in range(2)]
+    last = {line["name"]: line["balance"] for line in balances}
+    assert sum(last.values()) == 0
 
 
 def test_the_shop_in_yaml_is_the_shop_in_python() -> None:

@@ -19,6 +19,7 @@ from penstock.adaptors.file import File
 from penstock.adaptors.generate import Generate
 from penstock.adaptors.http import Http
 from penstock.adaptors.iceberg import Iceberg
+from penstock.adaptors.immortal import Immortal
 from penstock.adaptors.jdbc import Jdbc
 from penstock.adaptors.kafka import Kafka
 from penstock.adaptors.mongodb import MongoDb
@@ -43,6 +44,7 @@ ALL: Mapping[str, type[Adaptor]] = {
         Generate,
         Http,
         Iceberg,
+        Immortal,
         Jdbc,
         Kafka,
         MongoDb,
@@ -103,6 +105,11 @@ def http(**settings: object) -> Http:
 def iceberg(**settings: object) -> Iceberg:
     """Tables of Apache Iceberg, through Spark's connector, as source or sink: `iceberg(catalog="lake")`."""
     return load("adaptor 'iceberg'", Iceberg, settings)
+
+
+def immortal(**settings: object) -> Immortal:
+    """An immortal, as source or sink: `immortal(uri="127.0.0.1:8400", method="on_message")`."""
+    return load("adaptor 'immortal'", Immortal, settings)
 
 
 def jdbc(**settings: object) -> Jdbc:

@@ -12,6 +12,7 @@ import click
 from penstock.base.errors import UsageError
 from penstock.cli.common import emit, json_option, show, wants_json
 from penstock.cli.connection import Connection, broker_beside_directory
+from penstock.cli.immortal_apps import call, debug, run, upgrade
 
 if TYPE_CHECKING:
     from penstock.immortal.about import Description, Registration
@@ -27,10 +28,15 @@ def immortal() -> None:
 
     \b
     Examples:
+      penstock immortal run bank.py:Bank --name bank --log bank-logs --http 127.0.0.1:8400
+      penstock immortal call 127.0.0.1:8400 deposit bob 5
       penstock immortal serve --name bank --receive-port 2000 --send-port 2001 --log bank-logs
       penstock immortal list --log bank-logs
     """
 
+
+for _command in (run, call, upgrade, debug):
+    immortal.add_command(_command)
 
 _log_option: Callable[[F], F] = click.option(
     "--log",

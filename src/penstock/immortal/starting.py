@@ -139,7 +139,13 @@ class Life:
         if debug.upgrade:
             binding, committer = self._coordinator.binding, self._coordinator.state.committer
             await binding.control(committer, MessageType.UPGRADE_SERVICE)
+        self._group.create_task(self._tell_where_it_ends())
         await self._replay(entry)
+
+    async def _tell_where_it_ends(self) -> None:
+        """The run follows the log for ever; whoever wants to stop at its present end hears where that is."""
+        await self._caught_up.wait()
+        self._tell(f"Caught up with the log: record {self._coordinator.state.sequence} is next")
 
     # First start.
 

@@ -194,6 +194,10 @@ class Immortal:
         """
         return int(self._effect(("emit",), lambda: self._runtime().services.emit(ns, op, data, key)))
 
+    def declare(self, *namespaces: str) -> None:
+        """Tell a pipeline about namespaces before anything is emitted to them."""
+        self._effect(("declare",), lambda: self._runtime().services.declare(namespaces))
+
     def impulse(self, bound: Bound[Any, Any], *arguments: object) -> None:
         """From outside of handlers: send an Impulse to a method of another immortal."""
         self._runtime().impulse(bound.peer, bound.method, arguments, {})

@@ -1,6 +1,8 @@
 """Calls from outside over HTTP: each becomes an Impulse, and is answered once it is in the log and handled.
 
     POST /call/METHOD        arguments as a JSON array or object; `Idempotency-Key`: the same key happens once
+    GET  /ready              answers as long as this is the primary
+    GET  /methods/METHOD     whether there is such a method to call
     GET  /state              the declared fields
     GET  /sinks/NAME         what a pipeline's sink has delivered here
     POST /sinks/NAME         messages of a pipeline's sink (MessagePack)
@@ -59,6 +61,8 @@ class Ingress:
 
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self._checked()])
         app.router.add_post("/call/{method}", self._call)
+        app.router.add_get("/ready", self._ready)
+        app.router.add_get("/methods/{method}", self._method)
         app.router.add_get("/state", self._state)
         app.router.add_get("/sinks/{name}", self._sink)
         app.router.add_post("/sinks/{name}", self._deliver)
@@ -105,7 +109,8 @@ class Ingress:
         try:
             send(request)
             self._shell.wrote()
-            return await asyncio.wait_for(future, self._timeout)
+            async with asyncio.timeout(self._timeout):
+                return await future
         except TimeoutError:
             return None
         finally:
@@ -132,12 +137,19 @@ class Ingress:
         result = msgspec.msgpack.decode(outcome.result) if outcome.result else None
         return answer({"result": result})
 
+    async def _ready(self, request: web.Request) -> web.Response:
+        return answer({"instance": self._machine.name})
+
+    async def _method(self, request: web.Request) -> web.Response:
+        self._machine.services.method(request.match_info["method"])
+        return answer({})
+
     async def _state(self, request: web.Request) -> web.Response:
         return answer(self._machine.state())
 
     async def _sink(self, request: web.Request) -> web.Response:
         known = self._machine.runtime.sinks.get(request.match_info["name"])
-        return answer(None if known is None else [known.log, known.generation, known.watermark])
+        return answer(known)
 
     async def _deliver(self, request: web.Request) -> web.Response:
         posted = msgspec.msgpack.decode(await request.read(), type=Posted)
@@ -155,24 +167,29 @@ class Ingress:
         deadline = time.monotonic() + min(POLL, float(request.query.get("wait", "0")))
         runtime = self._machine.runtime
         while runtime.emitted <= after and (left := deadline - time.monotonic()) > 0:
-            async with self._shell.moved:
-                try:
-                    await asyncio.wait_for(self._shell.moved.wait(), left)
-                except TimeoutError:
-                    break
+            try:
+                async with asyncio.timeout(left), self._shell.moved:
+                    await self._shell.moved.wait()
+            except TimeoutError:
+                break
+        runtime = self._machine.runtime
         found: list[list[object]] = []
         size = 0
-        for item in self._machine.runtime.outbox:
+        for item in runtime.outbox:
             if item.number > after:
                 key = None if item.key is None else item.key.decode()
                 found.append([item.number, item.ts, item.ns, item.op, item.data.decode(), key])
                 size += len(item.data)
                 if len(found) >= MOST or size >= MOST_BYTES:
                     break
-        first = (
-            self._machine.runtime.outbox[0].number if self._machine.runtime.outbox else runtime.emitted + 1
-        )
-        return answer({"first": first, "emitted": runtime.emitted, "messages": found})
+        page = {
+            "instance": self._machine.name,
+            "first": runtime.outbox[0].number if runtime.outbox else runtime.emitted + 1,
+            "emitted": runtime.emitted,
+            "namespaces": list(runtime.namespaces),
+            "messages": found,
+        }
+        return answer(page)
 
     async def _taken(self, request: web.Request) -> web.Response:
         self._machine.services.taken(time.time(), int(request.query["number"]))

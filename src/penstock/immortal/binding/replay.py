@@ -6,6 +6,7 @@ at the first input where they differ, with the words of both.
 
 from __future__ import annotations
 
+import dis
 import io
 import pdb
 import socket
@@ -149,7 +150,10 @@ class Breaks:
 
     def _break(self, method: Method[Any, Any]) -> None:
         code = method.function.__code__
-        self._debugger.set_break(code.co_filename, code.co_firstlineno + 1)
+        body = [
+            line for _, line in dis.findlinestarts(code) if line is not None and line > code.co_firstlineno
+        ]
+        self._debugger.set_break(code.co_filename, body[0] if body else code.co_firstlineno)
 
 
 class Feed:

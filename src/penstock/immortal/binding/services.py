@@ -70,14 +70,25 @@ class Taken(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Delivered(msgspec.Struct, frozen=True, array_like=True):
-    """A message of a pipeline, as the handler of a delivery gets it; `data` and `key` are what the JSON says."""
+    """A message of a pipeline, as the handler of a delivery gets it: `ts` in microseconds, the texts as JSON."""
 
     offset: int
-    ts: float
+    ts: int
     op: str
     ns: str
-    key: Any
-    data: Any
+    key_text: str | None
+    old_key_text: str | None
+    text: str
+
+    @property
+    def data(self) -> Any:
+        """The document."""
+        return msgspec.json.decode(self.text)
+
+    @property
+    def key(self) -> Any:
+        """The row's key; None where there is none."""
+        return None if self.key_text is None else msgspec.json.decode(self.key_text)
 
 
 class Services:
@@ -268,10 +279,15 @@ class Services:
                 hint="run the pipeline that has this immortal as its source, or raise `emit_limit`",
             )
         runtime.emitted += 1
+        runtime.namespaces.setdefault(ns)
         text = msgspec.json.encode(data, enc_hook=unwrap)
         key_text = None if key is None else msgspec.json.encode(key, enc_hook=unwrap)
         runtime.outbox.append(Emitted(runtime.emitted, runtime.clock, ns, op, text, key_text))
         return runtime.emitted
+
+    def declare(self, namespaces: tuple[str, ...]) -> None:
+        for ns in namespaces:
+            self._machine.runtime.namespaces.setdefault(ns)
 
     def taken(self, now: float, number: int) -> None:
         """A pipeline's log has what was emitted up to `number`."""

@@ -201,7 +201,8 @@ class Shell:
             self._limit()
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), wait)
+                async with asyncio.timeout(wait):
+                    await self._changed.wait()
 
     def _limit(self) -> None:
         out = self.machine.out

@@ -101,6 +101,7 @@ class Runtime(msgspec.Struct):
     timers: dict[int, Timer] = msgspec.field(default_factory=dict)
     keys: dict[str, Outcome | None] = msgspec.field(default_factory=dict)
     sinks: dict[str, SinkState] = msgspec.field(default_factory=dict)
+    namespaces: dict[str, None] = msgspec.field(default_factory=dict)
     outbox: list[Emitted] = msgspec.field(default_factory=list)
 
 
