@@ -39,7 +39,6 @@ bench: $(READY)
 	$(BIN)/python benchmarks/ingest.py
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/adaptors.py
-	$(BIN)/python benchmarks/cluster.py
 	$(BIN)/python benchmarks/sink.py
 	$(BIN)/python benchmarks/immortal.py
 
