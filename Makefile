@@ -40,6 +40,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/ingest.py
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/adaptors.py
+	$(BIN)/python benchmarks/sink.py
 	$(BIN)/python benchmarks/immortal.py
 
 conformance: $(READY)  ## every adaptor through the kit, and the table of it in docs/adaptors.md

@@ -122,6 +122,21 @@ def test_show_can_be_narrowed_to_a_namespace(shop: Shop) -> None:
     assert [line["offset"] for line in shop.lines("xlog", "show", "0", "4", "--ns", "^items$")] == [0]
 
 
+def test_messages_are_found_by_text_namespace_and_time(shop: Shop) -> None:
+    def found(*words: str) -> list[int]:
+        return [line["offset"] for line in shop.lines("xlog", "find", *words)]
+
+    assert found('"ID":3') == [3]
+    assert found() == [0, 1, 2, 3, 4]
+    assert found("-n", "2") == [0, 1]
+    assert found("--newest", "-n", "2") == [3, 4]
+    assert found("id", "--from", "3") == [3, 4]
+    assert found("--ns", "^items$", "--newest") == [0]
+    assert found("--since", "2023-11-14T22:13:20Z") == [0, 1, 2, 3, 4]
+    assert found("--since", "2030-01-01") == []
+    assert found("nowhere") == []
+
+
 @pytest.mark.parametrize("wanted", [("9",), ("0", "9"), ("2", "5"), ("--", "-1")])
 def test_an_offset_that_is_not_there_names_the_range_there_is(shop: Shop, wanted: tuple[str, ...]) -> None:
     assert "holds 0 to 4" in shop.fails(2, "xlog", "show", *wanted)

@@ -16,7 +16,7 @@ from penstock.log.commitlog import CommitLog
 from penstock.log.compaction import compact
 from penstock.log.message import MessageOffset
 from penstock.log.offsets import Commit, OffsetLog
-from penstock.pipeline.progress import Progress, RunFile, publish
+from penstock.pipeline.progress import NodeProgress, Progress, RunFile, publish
 
 from .operating import NOW, Shop, orders
 
@@ -49,6 +49,25 @@ def test_edits_are_refused_while_the_pipeline_runs(shop: Shop, place: str) -> No
             assert f"pipeline 'shop' is running (process {os.getpid()}" in said
             assert "stop it" in said
         assert shop.lines("offset", "list", *there) == before
+
+
+@pytest.mark.parametrize("state", ["stopped", "paused"])
+def test_a_sink_that_stands_still_is_led_past_messages_while_the_pipeline_runs(
+    shop: Shop, state: str
+) -> None:
+    nodes = [NodeProgress("ids", "sink", "file", state), NodeProgress("audit", "sink", "file", "running")]
+    publish(
+        shop.data, RunFile("r", os.getpid(), "here", NOW, NOW, Progress("shop", 1.0, "running", 5, nodes))
+    )
+    with EmbeddedBroker(shop.data):
+        assert shop.ok("offset", "ack", "ids", "0", "1") == "ids: offset -1 -> 1\n"
+        assert "message 2 of 'orders' delivered" in shop.ok("step", "shop.py", "ids")
+        assert "is running" in shop.fails(4, "offset", "ack", "audit", "4")
+        assert "`step` and `offset ack` on a sink" in shop.fails(4, "offset", "mark", "ids", "0", "--yes")
+        went_on = shop.lines("resume", "ids")
+        assert went_on[0]["changed"] is (state == "stopped")
+    assert shop.offset("ids") == 2
+    assert [entry.action for entry in shop.audit()] == ["ack", "step", *["resume"] * (state == "stopped")]
 
 
 def test_mark_back_opens_a_generation_and_clamps_namespaces(shop: Shop) -> None:

@@ -118,3 +118,8 @@ def duration_text(seconds: float) -> str:
         if rest and rest % _DURATION_UNITS[unit] == 0:
             return f"{rest // _DURATION_UNITS[unit]}{unit}"
     return f"{rest}ns" if rest else "0s"
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 byte`, `2 bytes`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -29,6 +29,7 @@ from penstock.cli import (
     pipelines,
     run,
     trying,
+    webconsole,
     xlog,
 )
 from penstock.cli.common import Session, json_option, show_error
@@ -44,7 +45,7 @@ _SECTIONS = {
         trying.try_function,
         run.run,
     ),
-    "Look": (look.status, look.top, passing.tap, passing.trace, pipelines.graph),
+    "Look": (look.status, look.top, passing.tap, passing.trace, pipelines.graph, webconsole.console),
     "Operate": (
         xlog.xlog,
         offset.offset,
@@ -79,6 +80,7 @@ Environment:
   PENSTOCK_AUTH_TOKEN  a token, as --auth-token
   PENSTOCK_SETTINGS    a file of values for a pipeline file, as --settings
   PENSTOCK_SECRETS     a file of secrets for it, as --secrets
+  PENSTOCK_CONSOLE_TOKEN  what an operator logs in to the console with, as --token
   PENSTOCK_DEBUG       1 shows tracebacks, as --debug
   NO_COLOR             no colours
 """

@@ -97,15 +97,22 @@ def load_from(ctx: click.Context, place: str, defaults: Mapping[str, str] | None
 
     `defaults` are for variables that nobody sets.
     """
-    from penstock.base.settingsfile import load_secrets_file, load_settings_file
     from penstock.pipeline.definition import load_pipeline
 
-    settings = load_settings_file(ctx.meta[_SETTINGS]) if ctx.meta.get(_SETTINGS) else None
-    secrets = load_secrets_file(ctx.meta[_SECRETS]) if ctx.meta.get(_SECRETS) else None
+    settings, secrets = given_values(ctx)
     if defaults:
         settings = {**defaults, **(settings or {})}
     file, name = split_place(place)
     return load_pipeline(file, name, settings=settings, secrets=secrets)
+
+
+def given_values(ctx: click.Context) -> tuple[Mapping[str, str] | None, Mapping[str, str] | None]:
+    """What the files of settings and secrets say that were named."""
+    from penstock.base.settingsfile import load_secrets_file, load_settings_file
+
+    settings = load_settings_file(ctx.meta[_SETTINGS]) if ctx.meta.get(_SETTINGS) else None
+    secrets = load_secrets_file(ctx.meta[_SECRETS]) if ctx.meta.get(_SECRETS) else None
+    return settings, secrets
 
 
 def split_place(place: str) -> tuple[Path, str | None]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.base.errors import UsageError
+from penstock.base.units import counted
 from penstock.cli.common import (
     emit,
     json_option,
@@ -18,7 +19,7 @@ from penstock.cli.common import (
 )
 from penstock.cli.connection import Connection, broker_options
 from penstock.cli.places import chosen_pipeline, editing, looking
-from penstock.cli.selecting import confirm, counted, yes_option
+from penstock.cli.selecting import confirm, yes_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

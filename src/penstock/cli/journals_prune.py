@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.base.errors import PenstockError, UsageError
+from penstock.base.units import counted
 from penstock.cli.common import emit, json_option, wants_json
 from penstock.cli.connection import Connection, broker_options
-from penstock.cli.selecting import confirm, counted, selected, selector_option, yes_option
+from penstock.cli.selecting import confirm, selected, selector_option, yes_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.base.errors import CorruptError, PenstockError
+from penstock.base.units import counted
 from penstock.cli.common import emit, json_option, show, visible, wants_json
 from penstock.cli.connection import Connection, broker_options
-from penstock.cli.selecting import confirm, counted, selected, selector_option, yes_option
+from penstock.cli.selecting import confirm, selected, selector_option, yes_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,24 +152,16 @@ def suspend(ctx: click.Context, *, connection: Connection, selector: LabelSelect
       penstock journals suspend -l prefix=archive/
       penstock journals suspend -l name=shop/orders --force
     """
-    from penstock.journal.client import JournalError
-    from penstock.journal.protocol import AppendRequest, JournalSpec, Status
+    from penstock.journal import upkeep
 
-    how = AppendRequest.SUSPEND_NOW if force else AppendRequest.SUSPEND_IF_FLUSHED
     with connection.client() as client:
         journals = selected(client, selector)
         for journal in journals:
-            if _without_brokers(journal):
-                continue
-            try:
-                client.append(journal.spec.name, b"", suspend=how)
-            except JournalError as error:
-                if error.status != Status.SUSPENDED:
-                    raise
-        levels = {journal.spec.name: journal.spec.suspend.level for journal in client.list(selector)}
+            upkeep.suspend(client, journal, force=force)
+        levels = {journal.spec.name: upkeep.level(journal) for journal in client.list(selector)}
     for journal in journals:
         name = journal.spec.name
-        level = JournalSpec.Suspend.Level.Name(levels.get(name, JournalSpec.Suspend.NONE))
+        level = levels.get(name, "NONE")
         if wants_json(ctx):
             emit({"journal": name, "level": level})
         elif level == "NONE":
@@ -209,8 +202,7 @@ def reset_head(
       penstock journals reset-head -l name=shop/orders
       penstock journals reset-head -l prefix=shop/ --yes
     """
-    from penstock.journal.client import JournalError
-    from penstock.journal.protocol import AppendRequest, Status
+    from penstock.journal import upkeep
 
     with connection.client() as client:
         journals = [journal for journal in selected(client, selector) if not _without_brokers(journal)]
@@ -221,22 +213,11 @@ def reset_head(
                 return
         confirm(ctx, f"Reset the write head of {_some(names)}? Only if their replicas are lost.", yes=yes)
         for name in names:
-            client.begin(name)  # waits until the broker knows its stores; a read does not
-            offset = client.metadata(name).offset
-            try:
-                client.append(name, b"", offset=offset, suspend=AppendRequest.SUSPEND_KEEP)
-                outcome, text = "reset", f"the write head is {offset}"
-            except JournalError as error:
-                if error.status != Status.WRONG_APPEND_OFFSET:
-                    raise
-                outcome, text = (
-                    "raced",
-                    f"somebody appended meanwhile; the write head is not {offset} any more",
-                )
+            done = upkeep.reset_head(client, name)
             if wants_json(ctx):
-                emit({"journal": name, "offset": offset, "outcome": outcome})
+                emit({"journal": name, "offset": done.offset, "outcome": done.outcome})
             else:
-                click.echo(f"{name}: {text}")
+                click.echo(f"{name}: {done.words}")
 
 
 def _explained(ctx: click.Context, client: Client, journals: Sequence[ListResponse.Journal]) -> list[str]:
@@ -306,10 +287,9 @@ def roll(ctx: click.Context, *, connection: Connection, journal: str) -> None:
 
 
 def _without_brokers(journal: ListResponse.Journal) -> bool:
-    """Whether it is suspended to zero replicas: empty, and served by nobody."""
-    from penstock.journal.protocol import JournalSpec
+    from penstock.journal.upkeep import without_brokers
 
-    return journal.spec.suspend.level == JournalSpec.Suspend.FULL
+    return without_brokers(journal)
 
 
 def _some(names: Sequence[str]) -> str:

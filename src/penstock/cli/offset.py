@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from penstock.base.errors import UsageError
+from penstock.base.units import counted
 from penstock.cli.common import emit, json_option, pipeline_option, show, visible, wants_json
 from penstock.cli.connection import Connection, broker_options
 from penstock.cli.places import chosen_pipeline, editing, looking
-from penstock.cli.selecting import confirm, counted, yes_option
-
-if TYPE_CHECKING:
-    from penstock.pipeline.records import Move
+from penstock.cli.selecting import confirm, yes_option
 
 
 @click.group(no_args_is_help=True)
@@ -111,12 +108,14 @@ def mark(
       penstock offset mark audit -- -1
       penstock offset mark audit 99 --yes --json
     """
+    from penstock.pipeline.moves import in_words
+
     with editing(connection) as editor:
         name = chosen_pipeline(editor.directory, pipeline)
         editor.require_still(name)
         planned = editor.planned_mark(name, sink, last)
         if planned.changes:
-            confirm(ctx, f"{_in_words(planned)} Do it?", yes=yes)
+            confirm(ctx, f"{in_words(planned)} Do it?", yes=yes)
         done = editor.mark(name, sink, last)
     if wants_json(ctx):
         emit(done)
@@ -130,18 +129,6 @@ def mark(
             f"{sink} was detached and lacks messages that compaction removed: to get current rows to it, "
             "`penstock backfill NS` for its namespaces."
         )
-
-
-def _in_words(move: Move) -> str:
-    """What a move means, as a sentence or two."""
-    if move.after > move.before:
-        return f"{counted(move.skipped, 'message')} will count as acknowledged without being sent to {move.sink}."
-    if move.after == move.before:
-        return f"{move.sink} stays at {move.after} and is no longer detached."
-    words = f"{counted(move.again, 'message')} will be sent to {move.sink} again."
-    if move.gone:
-        words += f" {counted(move.gone, 'message')} before them cannot be: compaction has removed them."
-    return words
 
 
 @offset.command(name="ack")

@@ -62,21 +62,11 @@ def step(
             if wants_json(ctx):
                 emit(done)
             else:
-                click.echo(_told(done))
+                click.echo(visible(done.words))
     if refused is not None:
         if not wants_json(ctx):
             click.echo(_what_now(refused, ctx.meta[GIVEN_PIPELINE]), err=True)
         ctx.exit(REFUSED)
-
-
-def _told(done: Stepped) -> str:
-    words = {
-        "delivered": "delivered",
-        "dropped": "acknowledged without being sent: a filter, a function or an operator left it out",
-        "dead": "refused, and kept among the dead letters",
-        "refused": f"refused by '{done.node}': {done.error}",
-    }
-    return visible(f"{done.sink}: message {done.offset} of '{done.ns}' {words[done.outcome]}")
 
 
 def _what_now(done: Stepped, file: str) -> str:

@@ -30,6 +30,7 @@ from penstock.cli.common import (
     wants_json,
 )
 from penstock.cli.connection import Connection, broker_beside_directory
+from penstock.cli.webconsole import DEFAULT_LISTEN, beside_run
 
 if TYPE_CHECKING:
     from penstock.cli.render import NextStep
@@ -93,6 +94,14 @@ def _settings(ctx: click.Context, _: click.Parameter, given: tuple[str, ...]) ->
     show_default=True,
     help="Where to serve /metrics, /ready and /status; port 0 takes a free one, which `status` shows.",
 )
+@click.option("--console", "with_console", is_flag=True, help="Also serve the web console, while it runs.")
+@click.option(
+    "--console-listen",
+    metavar="HOST:PORT",
+    default=DEFAULT_LISTEN,
+    show_default=True,
+    help="Where; a loopback address.",
+)
 @click.option("--log-level", type=click.Choice(LEVELS), default="warning", show_default=True)
 @click.option(
     "--log-format",
@@ -115,6 +124,8 @@ def run(
     settings: dict[str, str],
     scratch: Path | None,
     http: str,
+    with_console: bool,
+    console_listen: str,
     log_level: str,
     log_format: Format,
 ) -> None:
@@ -163,10 +174,11 @@ def run(
             failed=failed,
         )
 
-    if wants_json(ctx) or not sys.stdout.isatty():
-        summary = _in_lines(carry_out)
-    else:
-        summary = _live(pipeline.name, connection, carry_out)
+    with beside_run(ctx, console_listen if with_console else None, pipeline, connection):
+        if wants_json(ctx) or not sys.stdout.isatty():
+            summary = _in_lines(carry_out)
+        else:
+            summary = _live(pipeline.name, connection, carry_out)
     ctx.exit(summary.exit_code)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from penstock.base.errors import UsageError
+from penstock.base.units import counted as counted
 
 if TYPE_CHECKING:
     from penstock.journal.client import Client
@@ -97,8 +98,3 @@ def confirm(ctx: click.Context, question: str, *, yes: bool) -> None:
     if not agreed:
         click.echo("Nothing was changed.", err=True)
         ctx.exit(1)
-
-
-def counted(number: int, thing: str) -> str:
-    """`1 byte`, `2 bytes`."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -11,6 +11,7 @@ from penstock.base.errors import UsageError
 from penstock.cli.common import emit, json_option, pipeline_option, wants_json
 from penstock.cli.connection import Connection, broker_options
 from penstock.cli.places import chosen_pipeline, looking
+from penstock.cli.selecting import parse_time
 
 if TYPE_CHECKING:
     from penstock.pipeline.records import LogEntry
@@ -26,6 +27,7 @@ def xlog() -> None:
       penstock xlog current
       penstock xlog show 3
       penstock xlog show 3 9 --json
+      penstock xlog find "on request"
     """
 
 
@@ -114,6 +116,61 @@ def show_entries(
     with looking(connection) as directory:
         name = chosen_pipeline(directory, pipeline)
         _print_entries(ctx, directory.show(name, first, last, pattern))
+
+
+@xlog.command()
+@click.argument("text", default="")
+@click.option("--ns", metavar="PATTERN", help="Only messages of the namespaces that this finds.")
+@click.option("--from", "start", type=click.IntRange(min=0), metavar="OFFSET", help="Begin here.")
+@click.option(
+    "--since", metavar="TIME", callback=parse_time, help="Begin with what was logged at TIME or later."
+)
+@click.option("--newest", is_flag=True, help="From the end of the log backwards.")
+@click.option(
+    "-n", "--count", type=click.IntRange(min=1), default=20, show_default=True, help="So many at most."
+)
+@broker_options
+@pipeline_option
+@json_option
+@click.pass_context
+def find(
+    ctx: click.Context,
+    text: str,
+    ns: str | None,
+    start: int | None,
+    since: int,
+    newest: bool,
+    count: int,
+    connection: Connection,
+    pipeline: str | None,
+) -> None:
+    """Find messages with TEXT in them or in their key, whatever the case.
+
+    TIME is unix seconds, or a date such as 2026-01-31T12:00:00Z. The messages are shown in the order of the log.
+
+    \b
+    Examples:
+      penstock xlog find "on request"
+      penstock xlog find --ns '^orders$' --newest -n 5
+      penstock xlog find Ann --since 2026-01-31 --json
+    """
+    from penstock.pipeline.browsing import Search, offset_at, page
+    from penstock.pipeline.namespace import Namespace
+
+    search = Search(Namespace(ns) if ns is not None else None, text)
+    with looking(connection) as directory:
+        name = chosen_pipeline(directory, pipeline)
+        begin = start if start is not None else directory.current(name) if newest else 0
+        if since:
+            begin = offset_at(directory, name, since * 1_000_000)
+        found: list[LogEntry] = []
+        more: int | None = begin
+        while more is not None and len(found) < count:
+            wanted = count - len(found)
+            part = page(directory, name, search, start=more, count=wanted, backwards=newest)
+            found = [*part.entries, *found] if newest else [*found, *part.entries]
+            more = part.more
+        _print_entries(ctx, found)
 
 
 def _refuse_beyond(current: int, pipeline: str, first: int) -> None:

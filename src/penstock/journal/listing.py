@@ -5,7 +5,7 @@ files of this machine that hold its bytes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import Executor
 
 from penstock.journal import keys, labels
@@ -17,6 +17,7 @@ from penstock.journal.protocol import (
     FragmentsResponse,
     Header,
     JournalSpec,
+    LabelSelector,
     ListRequest,
     ListResponse,
     LocateRequest,
@@ -62,13 +63,25 @@ async def list_journals(
 
 def _matching(request: ListRequest, claims: Claims, keyspace: KeySpace) -> Matched:
     selector, allowed = labels.for_list(request.selector), labels.for_list(claims.selector)
-    found = ((JournalSpec.FromString(entry.value), entry) for _, entry in keyspace.under(keys.ITEMS))
+    found = ((JournalSpec.FromString(entry.value), entry) for entry in _candidates(selector, keyspace))
     return [
         (spec, entry)
         for spec, entry in found
         for named in (labels.with_name(spec.labels, spec.name),)
         if labels.match(selector, named) and labels.match(allowed, named)
     ]
+
+
+def _candidates(selector: LabelSelector, keyspace: KeySpace) -> Iterator[Entry]:
+    """What may match: journals that are named are looked up, however many others there are."""
+    named = [label for label in selector.include.labels if label.name == "name"]
+    if not named or any(label.prefix or not label.value for label in named):
+        yield from (entry for _, entry in keyspace.under(keys.ITEMS))
+        return
+    for name in sorted({label.value for label in named}):
+        entry = keyspace.get(keys.item_key(name))
+        if entry is not None:
+            yield entry
 
 
 def _snapshot(matched: Matched, resolver: Resolver) -> list[ListResponse]:

@@ -43,7 +43,8 @@ _SEGMENT_BYTES = 16 << 20
 _ROOM = 1 << 20
 _KEPT_ENTRIES = 1000
 
-Detail = dict[str, "str | int | float | bool | list[object] | dict[str, object] | None"]
+DetailValue = str | int | float | bool | list[object] | dict[str, object] | None
+Detail = dict[str, DetailValue]
 
 
 class ControlEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -69,6 +70,12 @@ class RunMark(msgspec.Struct, frozen=True):
     exit_code: int | None = None
     process: str = ""
     """The identity of its process (`penstock.base.process`)."""
+    file: str = ""
+    """The pipeline file it was given, on its host; with `:NAME` if that was said."""
+    cwd: str = ""
+    """The directory it was started in, from which relative places in the file count."""
+    graph: dict[str, object] | None = None
+    """The shape of the pipeline: nodes and edges, as `penstock graph` tells them."""
 
     def alive(self, now: int) -> bool:
         """Whether it is taken to run still, at `now` (us)."""
@@ -234,6 +241,9 @@ def _parsed(raw: bytes, journal: str, base: int) -> Iterable[tuple[int, ControlE
 
 
 def _begun(entry: ControlEntry) -> RunMark:
-    known = {name: entry.detail.get(name) for name in ("run", "pid", "host", "http", "process")}
+    known = {
+        name: entry.detail.get(name)
+        for name in ("run", "pid", "host", "http", "process", "file", "cwd", "graph")
+    }
     told = {name: value for name, value in known.items() if value is not None}
     return msgspec.convert({**told, "began": entry.time, "beat": entry.time}, RunMark)

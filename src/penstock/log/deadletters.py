@@ -149,6 +149,12 @@ def load(client: Client, pipeline: str) -> list[DeadLetter]:
     return [_shown(letter, found.states[number]) for number, letter in sorted(found.letters.items())]
 
 
+def outlines(client: Client, pipeline: str) -> list[DeadLetter]:
+    """As `load`, the letters without what they hold, which may be large."""
+    found = _fold(client, pipeline, lambda number: False)
+    return [_shown(letter, found.states[number]) for number, letter in sorted(found.letters.items())]
+
+
 def counts(client: Client, pipeline: str) -> dict[str, int]:
     """How many letters of each sink are still dead."""
     found = _fold(client, pipeline, lambda number: False)

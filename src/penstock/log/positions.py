@@ -20,7 +20,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -244,6 +244,14 @@ def _message(record: Record | None) -> Message | None:
     if record is None:
         return None
     return Message(record.ns, record.data, record.op, record.ts, record.mode, record.key, record.old_key)
+
+
+class Positions(Protocol):
+    """What somebody knows about a log already; checked before it is believed."""
+
+    def entries(self) -> list[LogPoint]: ...
+
+    def state(self) -> LogState | None: ...
 
 
 class LogCache:

@@ -18,9 +18,9 @@ from penstock.log.companion import Companion, Generation
 from penstock.log.journals import Extent, companion_journal, extent, steadily
 from penstock.log.message import MAX_MESSAGE_BYTES, ByteOffset, MessageOffset
 from penstock.log.positions import (
-    LogCache,
     LogPoint,
     LogState,
+    Positions,
     last_at_or_before,
     last_byte_at_or_before,
 )
@@ -52,7 +52,7 @@ def _going_on(read: Callable[[int], Iterator[Record]], first: int) -> Iterator[R
 class LogReader:
     """Reads a commit log. Uses the owner's cache when it is there and right, and walks the log when not."""
 
-    def __init__(self, client: Client, journal: str, cache: LogCache | None) -> None:
+    def __init__(self, client: Client, journal: str, cache: Positions | None) -> None:
         self.client = client
         self.journal = journal
         self.companion = Companion(client, companion_journal(journal))

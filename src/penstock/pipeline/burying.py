@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.adaptors.base import Bad, Refusal
 from penstock.base.secrets import mask
 from penstock.journal.client import Client
 from penstock.log.deadletters import DeadLetters, Death, Misfit
 from penstock.log.keeping import keep
+from penstock.log.ownership import FencedError
 from penstock.log.reader import LogReader
 from penstock.pipeline.clock import now_us
 from penstock.pipeline.definition import Pipeline
@@ -28,12 +29,22 @@ class Burials:
     def bury(self, sink: str, generation: int, refusals: Sequence[Refusal]) -> None:
         """Keep messages of the log that a sink or a function of its branch refused."""
         deaths = [Death(r.offset, r.ns, r.node, mask(r.error)) for r in refusals]
-        self._owned().add(sink, generation, deaths, self._reader, now_us())
+        self._again(lambda letters: letters.add(sink, generation, deaths, self._reader, now_us()))
 
     def keep_bad(self, bad: Sequence[Bad]) -> int:
         """Keep what the source found that cannot be a message; how much of it was new."""
         misfits = [Misfit(one.ns, mask(one.place), mask(one.error), one.content) for one in bad]
-        return self._owned().add_misfits(self._pipeline.source_node.name, misfits, now_us())
+        source = self._pipeline.source_node.name
+        return self._again(lambda letters: letters.add_misfits(source, misfits, now_us()))
+
+    def _again(self, keep: Callable[[DeadLetters], int]) -> int:
+        """An operator who works on a sink that stands still may have claimed the letters meanwhile: claim them back."""
+        try:
+            return keep(self._owned())
+        except FencedError:
+            with self._lock:
+                self._letters = None
+            return keep(self._owned())
 
     def _owned(self) -> DeadLetters:
         """Sinks meet the same message at the same time, and one owner is enough."""

@@ -90,6 +90,8 @@ class Pipeline:
         self.settings = load(f"pipeline '{name}'", PipelineSettings, cast("dict[str, object]", settings))
         self.modules: tuple[str, ...] = ()
         """Modules that only the pipeline file can import; Spark's workers get their functions by value."""
+        self.file: str | None = None
+        """Where it was loaded from, as FILE:NAME; None for one that a program made."""
         self._names: dict[str, str] = {}
         self._source: SourceNode | None = None
         self._transforms: list[TransformNode] = []

@@ -38,7 +38,7 @@ def step(editor: Editor, pipeline: Pipeline, sink: str, count: int, *, bury: boo
     """
     node = sink_node(pipeline, sink)
     steps = chain_steps(node)
-    editor.require_still(pipeline.name)
+    editor.require_sink_still(pipeline.name, sink)
     reader = editor.directory.reader(pipeline.name)
     end = reader.state().next
     held = OffsetLog(editor.client, pipeline.name, sink, editor.clock())

@@ -2,8 +2,10 @@
 
 Editing needs the pipeline to stand still. A data directory is taken for the moment, so that no run can begin; while
 one goes on, `InUseError` (exit 4) says so and nothing is changed. Behind a broker the last run's beat tells; a run
-that begins in spite of it is fenced off by the edit, or the edit by the run, and neither loses anything. `pause` and
-`resume` alone work at any time: they only say what is wanted, in the journal that a run follows.
+that begins in spite of it is fenced off by the edit, or the edit by the run, and neither loses anything.
+
+Some things work in a run as well. `pause` and `resume` only say what is wanted, in the journal that a run follows. A
+sink that a run has stopped or paused stands still: `ack` and `step` lead it past a message, `resume` has it go on.
 
 Every change leaves an entry in the control journal: who, when, what.
 """
@@ -31,6 +33,9 @@ from penstock.pipeline.offsetfile import Exported, ExportedSink
 from penstock.pipeline.operations import Directory, running_here
 from penstock.pipeline.records import Acknowledged, Move
 
+STANDING = ("stopped", "paused")
+"""What a run calls a sink that it does not feed until an operator says so."""
+
 
 @contextmanager
 def open_editor(path: Path, who: str, *, patience: float = 5.0) -> Iterator[Editor]:
@@ -46,7 +51,11 @@ def open_editor(path: Path, who: str, *, patience: float = 5.0) -> Iterator[Edit
             yield Editor(Directory(client, directory, owner), who)
         return
     if owner is not None and (runs := running_here(directory, owner)):
-        raise _runs(runs[0], owner.pid)
+        if not directory.socket.exists():
+            raise _runs(runs[0], owner.pid)
+        with Client(address(directory)) as client:
+            yield Editor(Directory(client, directory, owner), who)
+        return
     try:
         broker = EmbeddedBroker(path, create=False, patience=patience)
     except InUseError as error:
@@ -59,7 +68,8 @@ def _runs(pipeline: str, pid: int, host: str = "") -> InUseError:
     where = f" on {host}" if host else ""
     return InUseError(
         f"pipeline '{pipeline}' is running (process {pid}{where}), so it cannot be edited",
-        hint=f"stop it (Ctrl-C, or kill {pid}), then say this again; `penstock pause SINK` works while it runs",
+        hint=f"stop it (Ctrl-C, or kill {pid}), then say this again; while it runs, `penstock pause SINK` works, and "
+        "`step` and `offset ack` on a sink that is paused or has stopped",
     )
 
 
@@ -77,6 +87,13 @@ class Editor:
         self.directory.reader(pipeline)
         run = self.directory.run(pipeline, self.clock())
         if run is not None:
+            raise _runs(pipeline, run.pid, run.host)
+
+    def require_sink_still(self, pipeline: str, sink: str) -> None:
+        """Refuse while a run feeds this sink; one that it has stopped or paused stands still."""
+        self.directory.reader(pipeline)
+        run = self.directory.run(pipeline, self.clock())
+        if run is not None and self.directory.told_state(pipeline, sink) not in STANDING:
             raise _runs(pipeline, run.pid, run.host)
 
     def record(self, pipeline: str, action: str, sink: str | None, detail: Detail) -> None:
@@ -107,7 +124,7 @@ class Editor:
 
     def ack(self, pipeline: str, sink: str, wanted: Sequence[int]) -> Acknowledged:
         """Acknowledge messages without sending them; those that are not the next ones wait for their turn."""
-        self.require_still(pipeline)
+        self.require_sink_still(pipeline, sink)
         self.directory.require_sink(pipeline, sink)
         reader = self.directory.reader(pipeline)
         before = self.directory.loaded(pipeline, sink).commit.watermark
@@ -196,7 +213,8 @@ def pause(directory: Directory, pipeline: str, sink: str, who: str, *, paused: b
     directory.reader(pipeline)
     directory.require_sink(pipeline, sink)
     control = directory.control(pipeline)
-    if (sink in control.state().paused) == paused:
+    restart = not paused and directory.told_state(pipeline, sink) == "stopped"
+    if (sink in control.state().paused) == paused and not restart:
         return False
     control.append(ControlEntry(now_us(), who, PAUSE if paused else RESUME, sink))
     return True

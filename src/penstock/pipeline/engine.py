@@ -18,6 +18,7 @@ from penstock.adaptors.lake import session as lake
 from penstock.functions.base import Function
 from penstock.pipeline.definition import Pipeline
 from penstock.pipeline.master import is_remote
+from penstock.pipeline.progress import SparkProgress
 from penstock.spark.copying import ParallelCopier
 from penstock.spark.reach import KEYS, TOKEN
 from penstock.spark.sealed import Safe
@@ -51,6 +52,8 @@ class Engine:
     safe: Safe = field(init=False)
     """Where the tasks of sinks find their settings."""
     starting: threading.Lock = field(default_factory=threading.Lock)
+    told: SparkProgress | None = None
+    """What there is to tell of the session, once it is up."""
 
     def __post_init__(self) -> None:
         self.safe = Safe(None if self.elsewhere else self.scratch.parent / "sealed")
@@ -78,6 +81,10 @@ class Engine:
         with self.starting:
             if self.spark is None:
                 self.spark = self._started()
+                context = self.spark.sparkContext
+                self.told = SparkProgress(
+                    context.version, context.master or "", context.applicationId, context.uiWebUrl
+                )
             return self.spark
 
     def _started(self) -> SparkSession:

@@ -132,6 +132,11 @@ def _in_dot(text: str) -> str:
 
 def as_json(graph: Graph) -> str:
     """One object: `pipeline`, `nodes`, `edges`."""
+    return json.dumps(as_values(graph), ensure_ascii=False)
+
+
+def as_values(graph: Graph) -> dict[str, object]:
+    """The same as plain values."""
     nodes = [
         {
             "name": node.name,
@@ -143,7 +148,7 @@ def as_json(graph: Graph) -> str:
         for node in graph.nodes
     ]
     edges = [{"from": origin, "to": target} for origin, target in graph.edges]
-    return json.dumps({"pipeline": graph.pipeline, "nodes": nodes, "edges": edges}, ensure_ascii=False)
+    return {"pipeline": graph.pipeline, "nodes": nodes, "edges": edges}
 
 
 FORMATS: Mapping[str, Callable[[Graph], str]] = {

@@ -18,6 +18,7 @@ _BROKER = "penstock broker "
 
 _MOMENTARY = {
     "status", "xlog", "offset", "dead", "tap", "trace", "step", "pause", "resume", "backfill", "journals",
+    "console",
 }  # fmt: skip
 """Commands that own a data directory for a moment, if nobody else does."""
 

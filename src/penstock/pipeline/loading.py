@@ -52,6 +52,7 @@ def load_pipeline(
     pipeline = _chosen(path, pipelines, name)
     pipeline.check()
     pipeline.modules = modules_beside(path, module)
+    pipeline.file = f"{path.resolve()}:{pipeline.name}"
     return pipeline
 
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.base.errors import UsageError
+from penstock.base.units import counted
 from penstock.log.offsets import Commit, SinkOffsets
 from penstock.log.reader import LogReader
 from penstock.pipeline.records import Move
@@ -73,6 +74,18 @@ def acknowledged(
     if after.watermark > commit.watermark:
         namespaces.update(_last_of_each(reader, commit.watermark, after.watermark - 1))
     return after, namespaces
+
+
+def in_words(move: Move) -> str:
+    """What a move means, as a sentence or two."""
+    if move.after > move.before:
+        return f"{counted(move.skipped, 'message')} will count as acknowledged without being sent to {move.sink}."
+    if move.after == move.before:
+        return f"{move.sink} stays at {move.after} and is no longer detached."
+    words = f"{counted(move.again, 'message')} will be sent to {move.sink} again."
+    if move.gone:
+        words += f" {counted(move.gone, 'message')} before them cannot be: compaction has removed them."
+    return words
 
 
 def folded(commit: Commit) -> Commit:

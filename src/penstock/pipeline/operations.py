@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -29,18 +28,17 @@ from penstock.log.journals import (
     journal_labels,
     log_journal,
 )
-from penstock.log.message import MODE_WORDS
 from penstock.log.offsets import SinkOffsets
 from penstock.log.positions import LogCache
 from penstock.log.reader import LogReader
 from penstock.log.record import Record
-from penstock.pipeline import sinkstate
 from penstock.pipeline.clock import now_us
 from penstock.pipeline.live import momentary, running
 from penstock.pipeline.namespace import Namespace
 from penstock.pipeline.progress import RunFile, published
 from penstock.pipeline.recompute import entry
-from penstock.pipeline.records import LogEntry, NamespaceStatus, PipelineStatus, RunStatus, SinkStatus
+from penstock.pipeline.records import LogEntry, PipelineStatus, RunStatus, SinkStatus
+from penstock.pipeline.watching import Watched, stopped_by
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PATIENCE = 3.0
@@ -194,7 +192,7 @@ class Directory:
 
     def offsets(self, pipeline: str) -> Sequence[SinkStatus]:
         """Every sink that has an offset log, by name."""
-        return self._sinks(pipeline, self.control(pipeline).state(), None, running=False)
+        return self.status(pipeline).sinks
 
     def loaded(self, pipeline: str, sink: str) -> SinkOffsets:
         """What a sink's offset log says."""
@@ -222,78 +220,21 @@ class Directory:
 
     def status(self, pipeline: str, now: int | None = None) -> PipelineStatus:
         """How far the pipeline and each of its sinks are."""
-        now = now_us() if now is None else now
-        reader = self.reader(pipeline)
-        control, file = self.control(pipeline).state(), self.run_file(pipeline)
-        run = self._run(control, file, now)
-        state = reader.state()
-        sinks = self._sinks(pipeline, control, file, running=run is not None)
-        progress = file.progress if run and file else None
-        return PipelineStatus(
-            pipeline=pipeline,
-            running=run is not None,
-            pid=run.pid if run else None,
-            oldest=max(self.oldest(pipeline), 0),
-            next=state.next,
-            log_bytes=reader.size(),
-            namespaces={
-                ns: NamespaceStatus(MODE_WORDS[known.mode], known.offset)
-                for ns, known in sorted(state.namespaces.items())
-            },
-            sinks=sinks,
-            run=run,
-            first=reader.first().offset,
-            log_limit=file.progress.log_limit if file else None,
-            readers=progress.readers if progress else None,
-            holder=sinkstate.holder(sinks),
-            ended=None if run else sinkstate.bad_end(control),
-            bad=self._bad(pipeline),
-            source=next((node for node in progress.nodes if node.kind == "source"), None)
-            if progress
-            else None,
-        )
-
-    def _bad(self, pipeline: str) -> int:
-        """Dead letters of the source: what it could make no message of."""
-        letters = deadletters.load(self.client, pipeline)
-        return sum(letter.place is not None and letter.state == "dead" for letter in letters)
+        self.reader(pipeline)
+        return Watched(pipeline).look(self, now_us() if now is None else now)
 
     def _run(self, control: ControlState, file: RunFile | None, now: int) -> RunStatus | None:
         return running(self.owner, file, control, now, local=self.directory is not None)
 
-    def _sinks(
-        self, pipeline: str, control: ControlState, file: RunFile | None, *, running: bool
-    ) -> list[SinkStatus]:
-        """What a run tells counts while it goes on; of one that has ended, why a sink that stands still stopped."""
-        reader = self.reader(pipeline)
-        end = reader.state().point
-        dead = deadletters.counts(self.client, pipeline)
-        nodes = {node.node: node for node in file.progress.nodes} if file else {}
-        found = []
-        for sink in self.sinks(pipeline):
-            held = self.loaded(pipeline, sink)
-            status = sinkstate.status_of(
-                sink,
-                held,
-                end,
-                sinkstate.pending(reader, held.commit.watermark, end),
-                dead_letters=dead.get(sink, 0),
-                paused=sink in control.paused,
-                node=nodes.get(sink) if running else None,
-            )
-            if not running and file is not None:
-                status = replace(status, error=_stopped_by(file, sink, status.watermark) or status.error)
-            found.append(status)
-        return found
+    def told_state(self, pipeline: str, sink: str) -> str | None:
+        """What the run that goes on says of a sink; None if none goes on, or none that tells."""
+        file = self.run_file(pipeline)
+        if file is None or file.exit_code is not None or self.run(pipeline, now_us()) is None:
+            return None
+        return next((node.state for node in file.progress.nodes if node.node == sink), None)
 
     def stopped_by(self, pipeline: str, sink: str, watermark: int) -> str | None:
         """Why the newest run stopped a sink at this offset; None if it did not, or goes on trying."""
         file = self.run_file(pipeline)
         stopped = file and any(one.node == sink and one.state == "stopped" for one in file.progress.nodes)
-        return _stopped_by(file, sink, watermark) if file and stopped else None
-
-
-def _stopped_by(file: RunFile, sink: str, watermark: int) -> str | None:
-    """What a run had to say of a sink, if it left it at this offset."""
-    node = next((node for node in file.progress.nodes if node.node == sink), None)
-    return node.error if node and file.progress.log_next - node.lag == watermark else None
+        return stopped_by(file, sink, watermark) if file and stopped else None

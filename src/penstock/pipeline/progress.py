@@ -78,6 +78,43 @@ class NodeProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchProgress:
+    """A micro-batch that is done: the messages [begin, end), and where its time went, in ms by Spark's own steps."""
+
+    ended: int
+    """When, in microseconds since 1970."""
+    begin: int
+    end: int
+    delivered: int
+    dropped: int
+    dead: int
+    rows: int
+    seconds: float
+    steps: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryProgress:
+    """The query of one sink, and its last batches, the newest last."""
+
+    sink: str
+    name: str
+    active: bool
+    batches: Sequence[BatchProgress] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SparkProgress:
+    """The Spark session of a run. `ui` is the address of Spark's own page; None while that is switched off."""
+
+    version: str
+    master: str
+    app: str
+    ui: str | None
+    queries: Sequence[QueryProgress] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """The whole pipeline at one moment. `elapsed` counts seconds since the start."""
 
@@ -91,6 +128,8 @@ class Progress:
     log_limit: int | None = None
     readers: str | None = None
     """Why nothing is read at the moment; None if nothing is in the way."""
+    spark: SparkProgress | None = None
+    """None while Spark does not run."""
 
 
 @dataclass(frozen=True, slots=True)

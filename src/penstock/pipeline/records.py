@@ -227,6 +227,17 @@ class Stepped:
     error: str | None = None
     node: str | None = None
 
+    @property
+    def words(self) -> str:
+        """As a sentence."""
+        words = {
+            "delivered": "delivered",
+            "dropped": "acknowledged without being sent: a filter, a function or an operator left it out",
+            "dead": "refused, and kept among the dead letters",
+            "refused": f"refused by '{self.node}': {self.error}",
+        }
+        return f"{self.sink}: message {self.offset} of '{self.ns}' {words[self.outcome]}"
+
 
 @dataclass(frozen=True, slots=True)
 class Replayed:

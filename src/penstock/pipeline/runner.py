@@ -33,7 +33,7 @@ from penstock.base import faults, process
 from penstock.base.errors import InUseError, PenstockError
 from penstock.journal.client import BrokerGoneError, TimedOutError
 from penstock.log.commitlog import CommitLog
-from penstock.log.control import BEAT_SECONDS, PAUSE, RESUME, Control, ControlEntry
+from penstock.log.control import BEAT_SECONDS, PAUSE, RESUME, Control, ControlEntry, Detail, DetailValue
 from penstock.log.keeping import keep
 from penstock.log.offsets import OffsetLog
 from penstock.log.schema import LatestSchemas
@@ -46,11 +46,12 @@ from penstock.pipeline.copies import Copies
 from penstock.pipeline.definition import Pipeline
 from penstock.pipeline.engine import Engine
 from penstock.pipeline.errortext import first_line
+from penstock.pipeline.graph import as_values, graph_of
 from penstock.pipeline.housekeeping import Housekeeping
 from penstock.pipeline.identity import refuse_another_source, source_identity
 from penstock.pipeline.ingest import Ingest
 from penstock.pipeline.place import Place, empty_scratch, open_place, source_options
-from penstock.pipeline.progress import Progress, RunFile, Summary, publish
+from penstock.pipeline.progress import Progress, RunFile, SparkProgress, Summary, publish
 from penstock.pipeline.serving import serving
 from penstock.pipeline.stopping import Stop, signals
 from penstock.pipeline.supervisor import SupervisedSink, Surroundings, runner_for
@@ -222,7 +223,7 @@ class _Run:
         """Do all of it. Whatever ends the run is in `failure`; the account is made in any case."""
         try:
             self._tell("opening")
-            self._note("run-begin", **self._who(), source=source_identity(self._pipeline))
+            self._note("run-begin", **self._who(), **self._what())
             with beating(lambda: self._note("run-beat", **self._who()), BEAT_SECONDS):
                 self._go_on()
         except BaseException as error:  # noqa: BLE001 - raised again by `run`, once everything has ended
@@ -252,6 +253,14 @@ class _Run:
             "host": socket.gethostname(),
             "http": self.http,
             "process": process.identity(),
+        }
+
+    def _what(self) -> Detail:
+        return {
+            "source": source_identity(self._pipeline),
+            "file": self._pipeline.file,
+            "cwd": str(Path.cwd()),
+            "graph": as_values(graph_of(self._pipeline)),
         }
 
     def _note_end(self, exit_code: int) -> None:
@@ -415,7 +424,12 @@ class _Run:
             log_bytes=self._upkeep.size,
             log_limit=self._pipeline.settings.log_limit,
             readers=self._ingest.paused,
+            spark=self._spark_told(),
         )
+
+    def _spark_told(self) -> SparkProgress | None:
+        told = self._engine.told
+        return dataclasses.replace(told, queries=[s.query_progress() for s in self._sinks]) if told else None
 
     def _publish(self, exit_code: int | None) -> None:
         content = RunFile(
@@ -430,7 +444,7 @@ class _Run:
         )
         publish(self._place.directory.path, content)
 
-    def _note(self, action: str, **detail: str | int | None) -> None:
+    def _note(self, action: str, **detail: DetailValue) -> None:
         self._control.append(ControlEntry(now_us(), "penstock run", action, None, {"run": self.id, **detail}))
 
 

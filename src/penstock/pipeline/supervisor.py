@@ -29,12 +29,13 @@ from penstock.log.message import ByteOffset, MessageOffset
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.positions import LogPoint
 from penstock.log.schema import KnownSchemas
+from penstock.pipeline.clock import now_us
 from penstock.pipeline.compiled import compiled
 from penstock.pipeline.definition import SinkNode
 from penstock.pipeline.errortext import first_line, told
 from penstock.pipeline.lag import Lag
 from penstock.pipeline.policy import MaxLag
-from penstock.pipeline.progress import NodeProgress, SinkSummary
+from penstock.pipeline.progress import BatchProgress, NodeProgress, QueryProgress, SinkSummary
 from penstock.pipeline.troubles import Troubles
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ log = logging.getLogger(__name__)
 
 _PATIENCE = 60.0
 _RATE_WINDOW = 5.0
+_BATCHES_TOLD = 10
 _CATCH_UP = 5000
 """Messages of the companion in one batch."""
 
@@ -91,6 +93,7 @@ class SupervisedSink:
         self._due = 0.0
         self._recent: deque[tuple[float, int]] = deque()
         self._last: BatchReport | None = None
+        self._batches_done: tuple[BatchProgress, ...] = ()
         self._lag = Lag(node.name, node.max_lag, around.reader)
         self._batches = batches
         batches.tell_done(self._batch_done)
@@ -202,8 +205,15 @@ class SupervisedSink:
         self.state = "paused"
 
     def resume(self) -> None:
-        if self.state == "paused":
-            self.state, self._due = "starting", 0.0
+        """Go on after a pause, or after a stop: an operator may have edited the sink's offsets meanwhile."""
+        if self.state not in ("paused", "stopped"):
+            return
+        self._batches.claim_again()
+        at = self._batches.at.offset
+        self._batches.at = LogPoint(at, self._around.reader.at_or_after(at).byte)
+        self._troubles.moved()
+        self.error = self.reason = None
+        self.state, self._due = "starting", 0.0
 
     def ask_to_stop(self) -> None:
         self._batches.ask_to_stop()
@@ -338,8 +348,18 @@ class SupervisedSink:
         self._due = time.monotonic() + delay
         log.warning("sink %s: %s in %.1f s after: %s", self.node.name, self.state, delay, first_line(reason))
 
+    def query_progress(self) -> QueryProgress:
+        """The query, and its last batches."""
+        name = f"{self._around.pipeline}/{self.node.name}"
+        return QueryProgress(self.node.name, name, self._query is not None, self._batches_done)
+
     def _batch_done(self, report: BatchReport) -> None:
         self._last = report
+        done = BatchProgress(
+            now_us(), report.begin.offset, report.end.offset, report.delivered, report.dropped, report.dead,
+            report.rows, report.seconds, {name: 1000 * spent for name, spent in report.times.items()},
+        )  # fmt: skip
+        self._batches_done = (*self._batches_done, done)[-_BATCHES_TOLD:]
         self._note_move()
         self._recent.append((time.monotonic(), report.end.offset - report.begin.offset))
         self._count(report)

@@ -26,7 +26,8 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,6 +75,8 @@ class BatchReport:
     rows: int
     seconds: float
     steps: Mapping[str, StepCount] = field(default_factory=dict)
+    times: Mapping[str, float] = field(default_factory=dict)
+    """Where the seconds went: stage, dead letters, publish, offsets."""
 
 
 class BatchRunner:
@@ -126,6 +129,7 @@ class BatchRunner:
         self.buries = False
         """Whether refused messages become dead letters from the next batch on; if not, the first one ends its batch."""
         self._burying = False
+        self._times: dict[str, float] = {}
         self.failure: BaseException | None = None
 
     def tell_done(self, done: Callable[[BatchReport], None]) -> None:
@@ -211,6 +215,12 @@ class BatchRunner:
                 log.warning("sink %s: its target was not let go: %s", self._name, mask(str(error)))
         shutil.rmtree(self._staging, ignore_errors=True)
 
+    def claim_again(self) -> None:
+        """Take the offset log back from an operator who has edited it while the sink stood still."""
+        with self._busy:
+            self.offsets = self._claim()
+            self.at = LogPoint(MessageOffset(self.offsets.state.commit.watermark), ByteOffset(0))
+
     def mark(self, change: Callable[[Commit], Commit]) -> None:
         """Write a commit that moves no message, such as that the sink is detached."""
         with self._busy:
@@ -266,6 +276,7 @@ class BatchRunner:
 
     def _in_bulk(self, work: Work) -> None:
         started = time.monotonic()
+        self._times = {}
         begin = work.begin
         refused: Refusal | None = None
         tasks = self._staged(work)
@@ -295,7 +306,16 @@ class BatchRunner:
 
     def _staged(self, work: Work) -> list[Task]:
         """Steps 2 to 4."""
-        return self._stages.stage(work, self._acked(), self._in_target, self._limit)
+        with self._timed("stage"):
+            return self._stages.stage(work, self._acked(), self._in_target, self._limit)
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._times[what] = self._times.get(what, 0.0) + time.monotonic() - began
 
     @property
     def _limit(self) -> int:
@@ -308,14 +328,16 @@ class BatchRunner:
         """Steps 5 and 6."""
         commit, namespaces, report = self._accounted(tasks, work, started)
         if report.delivered:
-            self._move([task.staged for task in tasks], commit)
+            with self._timed("publish"):
+                self._move([task.staged for task in tasks], commit)
         if report.delivered or report.dead:
-            self._committed(commit, namespaces)
+            with self._timed("offsets"):
+                self._committed(commit, namespaces)
         else:
             self.offsets.note(commit, namespaces)
         for entry in self._staging.glob("*-*-*"):
             shutil.rmtree(entry, ignore_errors=True)
-        return dataclasses.replace(report, seconds=time.monotonic() - started)
+        return dataclasses.replace(report, seconds=time.monotonic() - started, times=dict(self._times))
 
     def _accounted(
         self, tasks: Sequence[Task], work: Work, started: float
@@ -334,7 +356,7 @@ class BatchRunner:
                 f"[{begin.offset}, {end.offset}); a function made up offsets"
             )
         if dead:
-            with faults.step("bury"):
+            with faults.step("bury"), self._timed("dead letters"):
                 self._bury(before.generation, dead)
         commit = advanced(before, end.offset, delivered=delivered, dropped=dropped, dead=len(dead), rows=rows)
         counts: dict[str, StepCount] = {}

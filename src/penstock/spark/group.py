@@ -77,6 +77,11 @@ class GroupRunner(VotingRunner):
         for member in self.members:
             member.close()
 
+    def claim_again(self) -> None:
+        for member in self.members:
+            member.claim_again()
+        super().claim_again()
+
     def stop(self, patience: float) -> bool:
         ended = super().stop(patience)
         if ended:

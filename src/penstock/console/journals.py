@@ -1,0 +1,308 @@
+"""Journals, brokers and stores for the page: what is listed, what it weighs, who has it, and what can be done to it.
+
+Names, routes and replicas of all journals cost one call. Sizes and rates cost two calls a journal, so they are asked
+for those that a page shows only; a rate is what a journal has grown since the page asked before.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from penstock.base.errors import PenstockError, UsageError
+from penstock.base.secrets import mask
+from penstock.console.actions import Outcome, Plan, Wish
+from penstock.console.cluster import Cluster
+from penstock.console.reaching import Reaching
+from penstock.console.views import Json
+from penstock.journal import check, upkeep
+from penstock.journal.client import Client
+from penstock.journal.fragment import Fragment
+from penstock.journal.labels import values_of
+from penstock.journal.protocol import ListResponse, ProcessSpec
+from penstock.journal.specs_fields import plain
+from penstock.log.journals import KIND_LABEL, PIPELINE_LABEL
+
+PAGE = 50
+_MOST_FRAGMENTS = 500
+_MOST_STORES = 20
+_HEALTHY_SECONDS = 30.0
+_REMEMBERED = 5000
+
+
+class JournalQuestions:
+    """May be used by several threads."""
+
+    def __init__(self, reaching: Reaching, cluster: Cluster | None = None) -> None:
+        self._reaching = reaching
+        self._cluster = cluster
+        self._heads: dict[str, tuple[float, int]] = {}
+        self._stores: dict[str, tuple[float, str]] = {}
+        self._healthy: tuple[object, Json] | None = None
+        self._listed: tuple[tuple[object, str, int], Json] | None = None
+        """The last answers, good for as long as nothing can have changed."""
+        self._lock = threading.Lock()
+
+    def list(self, asked: Mapping[str, str]) -> Json:
+        """A page of the journals whose names hold `find`, from number `from` on."""
+        find, start = asked.get("find", "").casefold(), int(asked.get("from") or 0)
+        state = self._reaching.changed()
+        with self._lock:
+            known = self._listed
+        if state is not None and known is not None and known[0] == (state, find, start):
+            return known[1]
+        answer = self._list(find, start)
+        with self._lock:
+            self._listed = ((self._reaching.changed(), find, start), answer)
+        return answer
+
+    def _list(self, find: str, start: int) -> Json:
+        with self._reaching.looking() as directory:
+            everything = directory.client.list()
+            found = [one for one in everything if find in one.spec.name.casefold()]
+            brokers = _brokers(everything)
+            shown = found[start : start + PAGE]
+            rows = [self._row(directory.client, one, len(brokers)) for one in shown]
+        return {
+            "rows": rows,
+            "found": len(found),
+            "total": len(everything),
+            "from": start,
+            "page": PAGE,
+        }
+
+    def detail(self, journal: str) -> Json:
+        """One journal: its spec, who has it, its fragments and what is wrong with them."""
+        with self._reaching.looking() as directory:
+            client, found = directory.client, upkeep.named(directory.client, journal)
+            if found is None:
+                raise UsageError(f"there is no journal '{journal}'")
+            row = self._row(client, found, len(_brokers(client.list())))
+            status = self._cluster.journal(journal) if self._cluster else None
+            fragments: list[Fragment] = []
+            problem = None
+            head = 0
+            try:
+                if not upkeep.without_brokers(found):
+                    client.begin(journal)
+                    answer = client.metadata(journal)
+                    head = answer.write_head
+                    fragments = [Fragment.from_proto(one.spec) for one in client.fragments(journal)]
+            except PenstockError as error:
+                problem = mask(error.message)
+        faults = check.layout(fragments, head) if fragments else []
+        return {
+            **row,
+            "state": status.state if status else None,
+            "replicas": msgspec.to_builtins(status.replicas) if status else [],
+            "spec": plain(found.spec),
+            "head": head,
+            "problem": problem,
+            "fragment_count": len(fragments),
+            "fragments": [
+                {
+                    "begin": one.begin,
+                    "end": one.end,
+                    "store": mask(one.backing_store) or None,
+                    "codec": one.codec.name,
+                    "stored": one.mod_time or None,
+                    "sha1": one.sum.hex(),
+                }
+                for one in fragments[-_MOST_FRAGMENTS:]
+            ],
+            "faults": [
+                {"fault": str(one.fault), "begin": one.begin, "end": one.end, "text": one.text}
+                for one in faults
+            ],
+        }
+
+    def health(self) -> Json:
+        """The brokers, the key space and the stores."""
+        state = self._reaching.changed()
+        with self._lock:
+            known = self._healthy
+        if state is not None and known is not None and known[0] == state:
+            return known[1]
+        answer = self._ask_health()
+        with self._lock:
+            self._healthy = (self._reaching.changed(), answer)
+        return answer
+
+    def _ask_health(self) -> Json:
+        with self._reaching.looking() as directory:
+            client, everything = directory.client, directory.client.list()
+            stores = sorted({url for one in everything for url in one.spec.fragment.stores})
+            header = None
+            if everything:
+                served = next((one for one in everything if not upkeep.without_brokers(one)), None)
+                header = client.metadata(served.spec.name).header if served else None
+            health = [
+                {"store": mask(url), "problem": self._health(client, url)} for url in stores[:_MOST_STORES]
+            ]
+        brokers = _brokers(everything)
+        return {
+            "cluster": self._cluster.told() if self._cluster else None,
+            "brokers": brokers,
+            "journals": len(everything),
+            "short": [one.spec.name for one in everything if not _whole(one, len(brokers))][:20],
+            "stores": health,
+            "more_stores": max(0, len(stores) - _MOST_STORES),
+            "keyspace": {
+                "answered_by": _process(header.process_id),
+                "revision": header.etcd.revision,
+                "cluster": f"{header.etcd.cluster_id:x}",
+                "term": header.etcd.raft_term,
+            }
+            if header is not None
+            else None,
+        }
+
+    def plan(self, wish: Wish) -> Plan:
+        """What suspending a journal, or resetting its write head, would do."""
+        with self._reaching.looking() as directory:
+            journal = upkeep.named(directory.client, wish.sink)
+            if journal is None:
+                raise UsageError(f"there is no journal '{wish.sink}'")
+            extent = None if upkeep.without_brokers(journal) else _extent(directory.client, wish.sink)
+        options = self._reaching.options
+        if wish.action == "suspend":
+            return _plan_suspend(wish.sink, journal, options)
+        if wish.action == "reset-head":
+            return _plan_reset(wish.sink, extent, options)
+        raise UsageError(f"there is no action '{wish.action}' on a journal")
+
+    def carry_out(self, wish: Wish) -> Outcome:
+        with self._reaching.looking() as directory:
+            client = directory.client
+            journal = upkeep.named(client, wish.sink)
+            if journal is None:
+                raise UsageError(f"there is no journal '{wish.sink}'")
+            if wish.action == "suspend":
+                upkeep.suspend(client, journal, force=False)
+                after = upkeep.named(client, wish.sink)
+                level = upkeep.level(after) if after is not None else "NONE"
+                if level == "NONE":
+                    return Outcome(False, ["Not suspended: content is not in a store yet, or in use."])
+                return Outcome(True, [f"{wish.sink} is suspended ({level})."])
+            if wish.action == "reset-head":
+                done = upkeep.reset_head(client, wish.sink)
+                return Outcome(done.outcome == "reset", [f"{wish.sink}: {done.words}"])
+        raise UsageError(f"there is no action '{wish.action}' on a journal")
+
+    def _row(self, client: Client, journal: ListResponse.Journal, brokers: int) -> Json:
+        name, route = journal.spec.name, journal.route
+        members = [_process(member) for member in route.members]
+        row: Json = {
+            "name": name,
+            "kind": " ".join(values_of(journal.spec.labels, KIND_LABEL)) or None,
+            "pipeline": " ".join(values_of(journal.spec.labels, PIPELINE_LABEL)) or None,
+            "replication": journal.spec.replication,
+            "primary": members[route.primary] if 0 <= route.primary < len(members) else None,
+            "members": members,
+            "consistent": _whole(journal, brokers),
+            "suspended": upkeep.level(journal),
+            "stores": [mask(url) for url in journal.spec.fragment.stores],
+            "bytes": None,
+            "head": None,
+            "rate": None,
+            "problem": None,
+        }
+        if upkeep.without_brokers(journal):
+            return {**row, "bytes": 0}
+        try:
+            begin, head = _extent(client, name)
+        except PenstockError as error:
+            return {**row, "problem": mask(error.message)}
+        return {**row, "bytes": head - begin, "head": head, "rate": self._rate(name, head)}
+
+    def _rate(self, journal: str, head: int) -> float | None:
+        now = time.monotonic()
+        with self._lock:
+            before = self._heads.get(journal)
+            if before is None or now - before[0] > 1.0:
+                self._heads.pop(journal, None)
+                self._heads[journal] = (now, head)
+            while len(self._heads) > _REMEMBERED:
+                del self._heads[next(iter(self._heads))]
+        return (head - before[1]) / (now - before[0]) if before is not None and now > before[0] else None
+
+    def _health(self, client: Client, store: str) -> str | None:
+        now = time.monotonic()
+        with self._lock:
+            known = self._stores.get(store)
+        if known is None or now - known[0] > _HEALTHY_SECONDS:
+            try:
+                known = (now, client.store_health(store))
+            except PenstockError as error:
+                known = (now, error.message)
+            with self._lock:
+                self._stores[store] = known
+        return mask(known[1]) or None
+
+
+def _extent(client: Client, journal: str) -> tuple[int, int]:
+    head = client.head(journal)
+    first = next(client.fragments(journal), None)
+    return (first.spec.begin if first is not None else head), head
+
+
+def _whole(journal: ListResponse.Journal, brokers: int) -> bool:
+    """Whether as many brokers have it as its spec wants and there are, and one of them takes appends."""
+    if journal.spec.suspend.level:
+        return True
+    return journal.route.primary >= 0 and len(journal.route.members) >= min(journal.spec.replication, brokers)
+
+
+def _brokers(journals: list[ListResponse.Journal]) -> list[Json]:
+    found: dict[str, dict[str, int]] = {}
+    endpoints: dict[str, str] = {}
+    for journal in journals:
+        for at, member in enumerate(journal.route.members):
+            counts = found.setdefault(_process(member), {"primary": 0, "replica": 0})
+            counts["primary" if at == journal.route.primary else "replica"] += 1
+            if at < len(journal.route.endpoints):
+                endpoints[_process(member)] = journal.route.endpoints[at]
+    return [
+        {"name": name, **counts, "endpoint": endpoints.get(name)} for name, counts in sorted(found.items())
+    ]
+
+
+def _process(process: ProcessSpec.ID) -> str:
+    return f"{process.zone}/{process.suffix}"
+
+
+def _plan_suspend(name: str, journal: ListResponse.Journal, options: str) -> Plan:
+    level = upkeep.level(journal)
+    return Plan(
+        f"Suspend {name}",
+        "Suspend",
+        [
+            "Brokers put the journal aside: if all of its content is in a store, one replica stays; "
+            "if it is empty, none.",
+            "Nothing is lost, and reading goes on. The next append brings it back by itself.",
+            "If some of its content is not in a store yet, nothing changes.",
+        ],
+        f"penstock journals suspend -l name={name}{options}",
+        reason=None if level == "NONE" else f"It is suspended already ({level}).",
+    )
+
+
+def _plan_reset(name: str, extent: tuple[int, int] | None, options: str) -> Plan:
+    where = f" Its write head is {extent[1]} now." if extent else ""
+    return Plan(
+        f"Reset the write head of {name}",
+        "Reset the head",
+        [
+            "For disasters only: all replicas of the journal were lost, and appends fail, since nobody can tell "
+            f"whether the store has everything. This says that it has.{where}",
+            "What was acknowledged but had not reached the store is gone for good.",
+            "Registers come back empty, so owners of the journal (a run, say) stop and tell.",
+            "If appends work, there is nothing to reset.",
+        ],
+        f"penstock journals reset-head -l name={name}{options}",
+        danger=True,
+        reason="It is suspended and holds nothing." if extent is None else None,
+    )

@@ -1,0 +1,278 @@
+"""The lookout: one thread that looks at all pipelines, remembers what it saw, and tells who waits for news.
+
+A pipeline that runs is looked at twice a second, one that rests every few seconds, and none of a data directory that
+nobody owns: nothing can change there until somebody takes it. Each look reads only what has grown. What it saw is
+kept as JSON, ready to send; a subscriber is told which pipelines have news, never a queue of them, so a page that is
+slow costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from penstock.base.errors import PenstockError
+from penstock.base.secrets import mask
+from penstock.console.history import History
+from penstock.console.reaching import DirectoryPlace, Reaching
+from penstock.console.views import Json, pipeline_view
+from penstock.pipeline.clock import now_us
+from penstock.pipeline.operations import Directory
+from penstock.pipeline.records import PipelineStatus
+from penstock.pipeline.watching import Journals, Watched, listed
+
+log = logging.getLogger(__name__)
+
+TICK = 0.5
+RESTING = 5.0
+"""A pipeline that does not run is looked at as often as this, in seconds."""
+LISTING = 2.0
+"""And whether there are new ones."""
+_RATE_WINDOW = 4.0
+_SAMPLE = 1.0
+
+
+@dataclass
+class _Kept:
+    """What is known of one pipeline."""
+
+    watched: Watched
+    status: PipelineStatus | None = None
+    view: Json = field(default_factory=dict)
+    text: bytes = b"{}"
+    due: float = 0.0
+    sampled: float = 0.0
+    marks: deque[tuple[float, dict[str, int]]] = field(default_factory=deque)
+    """How far things were, some seconds back: what rates are worked out from."""
+
+
+class Subscriber:
+    """Someone who waits for news. `wake` is called from the lookout's thread, at most once until `take`."""
+
+    def __init__(self, wake: Callable[[], object]) -> None:
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._dirty: set[str] = set()
+        self._woken = False
+
+    def tell(self, names: set[str]) -> None:
+        with self._lock:
+            self._dirty |= names
+            woken, self._woken = self._woken, True
+        if not woken:
+            self._wake()
+
+    def take(self) -> set[str]:
+        """The names that have news since the last time; an empty one stands for the place itself."""
+        with self._lock:
+            taken, self._dirty, self._woken = self._dirty, set(), False
+        return taken
+
+
+class Lookout:
+    """What the console knows. `start` and `stop` once; everything else from any thread."""
+
+    def __init__(self, reaching: Reaching, clock: Callable[[], float] = time.monotonic) -> None:
+        self.reaching = reaching
+        self.history = History()
+        self.problem: str | None = None
+        """Why nothing can be seen at the moment."""
+        self._clock = clock
+        self._kept: dict[str, _Kept] = {}
+        self._journals: dict[str, Journals] = {}
+        self._listed = float("-inf")
+        self._seen: object = None
+        self._subscribers: set[Subscriber] = set()
+        self._lock = threading.Lock()
+        self._nudged = threading.Event()
+        self._stopping = threading.Event()
+        self._first = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lookout", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._nudged.set()
+        self._thread.join()
+        self.reaching.close()
+
+    def nudge(self) -> None:
+        """Look again now: something was changed."""
+        self._seen = None
+        self._listed = float("-inf")
+        for kept in list(self._kept.values()):
+            kept.due = 0.0
+        self._nudged.set()
+
+    def wait_for_first(self, seconds: float) -> None:
+        """Until everything was looked at once, if that is soon."""
+        self._first.wait(seconds)
+
+    def names(self) -> list[str]:
+        with self._lock:
+            return list(self._kept)
+
+    def text(self, name: str) -> bytes | None:
+        """What the page is told of a pipeline, as JSON; None if there is none."""
+        with self._lock:
+            kept = self._kept.get(name)
+        return kept.text if kept else None
+
+    def view(self, name: str) -> Json | None:
+        with self._lock:
+            kept = self._kept.get(name)
+        return kept.view if kept else None
+
+    def watched(self, name: str) -> Watched | None:
+        with self._lock:
+            kept = self._kept.get(name)
+        return kept.watched if kept else None
+
+    def place_text(self) -> bytes:
+        """What the page is told of the place."""
+        return msgspec.json.encode({"place": self.reaching.place, "problem": self.problem})
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        with self._lock:
+            self._subscribers.add(subscriber)
+
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        with self._lock:
+            self._subscribers.discard(subscriber)
+
+    def histories(self) -> dict[str, dict[str, list[float | None]]]:
+        now = time.time()
+        with self._lock:
+            return {name: self.history.of(name, now) for name in self._kept}
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._nudged.clear()
+            try:
+                self._look()
+                self._set_problem(None)
+            except PenstockError as error:
+                self._set_problem(mask(f"{error.message}" + (f" ({error.hint})" if error.hint else "")))
+            except Exception as error:
+                log.exception("looking at %s failed", self.reaching.place)
+                self._set_problem(mask(f"unexpected {type(error).__name__}: {error}"))
+            self._first.set()
+            self.reaching.idle()
+            self._nudged.wait(TICK)
+
+    def _look(self) -> None:
+        seen = self.reaching.changed()
+        if seen is not None and seen == self._seen:
+            self._sample_all()
+            return
+        if isinstance(self.reaching, DirectoryPlace) and not self.reaching.exists:
+            self._forget_others(set())
+            return
+        with self.reaching.looking() as directory:
+            now = self._clock()
+            if now - self._listed >= LISTING or seen is not None:
+                self._journals = listed(directory)
+                self._listed = now
+                self._forget_others(set(self._journals))
+            due = [
+                name
+                for name in self._journals
+                if seen is not None or name not in self._kept or self._kept[name].due <= now
+            ]
+            for name in due:
+                if self._stopping.is_set():
+                    return
+                self._look_at(directory, name)
+        if isinstance(self.reaching, DirectoryPlace) and seen is not None:
+            self.reaching.settle()
+            self._seen = self.reaching.changed()
+        self._sample_all()
+
+    def _look_at(self, directory: Directory, name: str) -> None:
+        kept = self._kept.get(name) or _Kept(Watched(name))
+        try:
+            status = kept.watched.look(directory, now_us(), self._journals[name])
+        except PenstockError as error:
+            kept.due = self._clock() + RESTING
+            kept.view = {**kept.view, "name": name, "unreadable": mask(error.message)}
+            self._publish(name, kept)
+            raise
+        kept.status = status
+        kept.due = self._clock() + (0.0 if status.running else RESTING)
+        self._publish(name, kept, self._rates(kept, status), directory)
+
+    def _publish(
+        self,
+        name: str,
+        kept: _Kept,
+        rates: dict[str, float] | None = None,
+        directory: Directory | None = None,
+    ) -> None:
+        if kept.status is not None and directory is not None:
+            file = directory.run_file(name)
+            kept.view = pipeline_view(kept.status, kept.watched.control, file, rates or {})
+        text = msgspec.json.encode(kept.view)
+        news = text != kept.text
+        with self._lock:
+            kept.text = text
+            self._kept[name] = kept
+        if news:
+            self._tell({name})
+
+    def _rates(self, kept: _Kept, status: PipelineStatus) -> dict[str, float]:
+        """Messages a second of the source (under the empty name) and of each sink, over the last seconds."""
+        now = self._clock()
+        marks = {"": status.next, **{sink.sink: sink.watermark for sink in status.sinks}}
+        kept.marks.append((now, marks))
+        while len(kept.marks) > 2 and now - kept.marks[1][0] >= _RATE_WINDOW:
+            kept.marks.popleft()
+        began, before = kept.marks[0]
+        elapsed = now - began
+        if not status.running or elapsed <= 0:
+            return {}
+        return {name: round(max(at - before.get(name, at), 0) / elapsed, 1) for name, at in marks.items()}
+
+    def _sample_all(self) -> None:
+        """Note the numbers of this second for the charts."""
+        now = self._clock()
+        with self._lock:
+            for name, kept in self._kept.items():
+                if kept.status is None or now - kept.sampled < _SAMPLE:
+                    continue
+                kept.sampled = now
+                rate = kept.view.get("rate", 0.0)
+                values = {"read": rate if isinstance(rate, float) else 0.0}
+                nodes = kept.view.get("nodes")
+                for node in nodes if isinstance(nodes, list) else ():
+                    if node["kind"] == "sink":
+                        values[f"rate {node['name']}"] = float(node["rate"])
+                        values[f"lag {node['name']}"] = float(node["lag"])
+                self.history.add(name, time.time(), values)
+
+    def _forget_others(self, names: set[str]) -> None:
+        with self._lock:
+            gone = [name for name in self._kept if name not in names]
+            for name in gone:
+                del self._kept[name]
+            self.history.forget_others(names)
+        if gone:
+            self._tell(set(gone))
+
+    def _set_problem(self, problem: str | None) -> None:
+        if problem != self.problem:
+            self.problem = problem
+            self._tell({""})
+
+    def _tell(self, names: set[str]) -> None:
+        with self._lock:
+            subscribers = list(self._subscribers)
+        for subscriber in subscribers:
+            subscriber.tell(names)

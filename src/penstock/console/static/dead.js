@@ -1,0 +1,52 @@
+// Dead letters by their reasons, each with what it holds; replay and drop.
+
+import { actOn, problem } from "./dialog.js";
+import { h } from "./dom.js";
+import { facts, message } from "./messages.js";
+import { missing, top } from "./pipeline.js";
+import { ask, of, store } from "./store.js";
+import { count, counted, time } from "./words.js";
+
+let state = { for: "" }, settled = false;
+const letters = new Map(), chosen = new Set();
+
+function show(name, number, again) {
+  const id = `${name}/${number}`;
+  if (letters.has(id)) { letters.delete(id); again(); return; }
+  ask(`${of(name)}/dead/${number}`).then((found) => letters.set(id, { found }), (error) => letters.set(id, { error })).then(again);
+}
+
+function group(name, reason, again) {
+  const mine = reason.numbers.filter((number) => chosen.has(number));
+  const numbers = mine.length ? mine : reason.numbers;
+  const done = () => { state = { for: "" }; chosen.clear(); letters.clear(); again(); };
+  const all = mine.length ? counted(mine.length, "chosen letter") : reason.count === 1 ? "it" : `all ${count(reason.count)}`;
+  return h("div", { class: "reason", key: reason.numbers[0] },
+    h("div", {}, h("span", { class: "chip bad" }, count(reason.count)), " ", reason.source ? "found by source " : "refused on the way to ", h("b", {}, reason.sink), reason.node === reason.sink ? "" : [" by ", h("b", {}, reason.node)], h("span", { class: "dim" }, `, ${reason.namespaces.join(", ")}`)),
+    h("p", { class: "why" }, reason.error),
+    h("p", { class: "dim num" }, reason.count === 1 ? time(reason.first_time) : `from ${time(reason.first_time)} to ${time(reason.last_time)}`),
+    h("div", { class: "numbers", role: "group", "aria-label": "Letters" }, reason.numbers.slice(0, 60).map((number) => h("button", { class: "small", "aria-expanded": String(letters.has(`${name}/${number}`)), onclick: () => show(name, number, again) }, `letter ${number}`)),
+      reason.count > 60 ? h("span", { class: "dim" }, `and ${count(reason.count - 60)} more`) : null),
+    reason.numbers.map((number) => letters.get(`${name}/${number}`)).filter(Boolean).map((one) => one.error ? problem(one.error)
+      : h("div", { class: "letter", key: one.found.number }, h("h3", {}, `Letter ${one.found.number}: message ${one.found.offset < 0 ? "never logged" : count(one.found.offset)}`), h("p", {}), message(one.found), h("p", {}), facts(one.found), h("p", {}))),
+    settled ? null : h("div", { class: "foot" }, reason.source ? h("span", { class: "dim" }, "It cannot be replayed: mend it at the source, then give the letter up.") : h("button", { class: "primary", onclick: () => actOn(name, { action: "replay", numbers }, done) }, `Replay ${all}`),
+      h("button", { onclick: () => actOn(name, { action: "drop", numbers }, done) }, `Give ${all} up`)));
+}
+
+export const dead = {
+  title: ({ name }) => `Dead letters of ${name}`,
+  render(again, { name }) {
+    const view = store.pipelines.get(name);
+    if (!view?.nodes) return missing(name);
+    const stamp = `${name}/${settled}/${view.bad}/${view.nodes.map((node) => node.dead_letters)}`;
+    if (state.for !== stamp) {
+      const mine = (state = { for: stamp, found: state.at === name ? state.found : null, at: name });
+      ask(`${of(name)}/dead?settled=${settled ? 1 : 0}`).then((found) => { mine.found = found; }, (error) => { mine.error = error; }).then(again);
+    }
+    const { found, error } = state;
+    return [top(name, "dead"), h("div", { class: "tools" }, h("button", { "aria-pressed": String(settled), onclick: () => { settled = !settled; again(); } }, settled ? "Only those that are dead" : "Also replayed and given up")),
+      error ? problem(error) : null, !found && !error ? h("div", { class: "loading", role: "status" }, "Reading the letters…") : null,
+      found && !found.groups.length ? h("section", { class: "card empty" }, h("h2", {}, "There are no dead letters"), h("p", {}, "What a sink or a function refuses for good is kept here, with its reason, and can be replayed.")) : null,
+      found?.groups.length ? h("section", { class: "card" }, found.groups.map((reason) => group(name, reason, again))) : null];
+  },
+};

@@ -1,0 +1,11 @@
+// Says why the last attempt was not let in.
+const words = {
+  "?wrong": "That is not a token or password of this console.",
+  "?locked": "Too many wrong ones came. Try again in a minute.",
+};
+const text = words[location.search];
+if (text) {
+  const place = document.getElementById("wrong");
+  place.textContent = text;
+  place.hidden = false;
+}

@@ -1,0 +1,49 @@
+"""Plain HTTP to a console."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def value(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Asker:
+    """One who asks; keeps a cookie if given one."""
+
+    address: str
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, path: str, body: object = None, *, raw: bytes | None = None, **headers: str) -> Answer:
+        parts = urlsplit(self.address)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+        sent = raw if raw is not None else json.dumps(body).encode() if body is not None else None
+        given = {**self.headers, **{name.replace("_", "-"): value for name, value in headers.items()}}
+        try:
+            connection.request("POST" if sent is not None else "GET", path, sent, given)
+            answer = connection.getresponse()
+            found = {name.lower(): value for name, value in answer.getheaders()}
+            return Answer(answer.status, found, answer.read())
+        finally:
+            connection.close()
+
+    def come_in(self) -> None:
+        """As the page does: take the cookie and the session's secret."""
+        cookie = self("/").headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=Strict" in cookie
+        self.headers["Cookie"] = cookie.partition(";")[0]
+        self.headers["X-Penstock-Csrf"] = self("/api/session").value["csrf"]

@@ -1,0 +1,142 @@
+"""What the console knows between two looks: histories, pages of the log, pipelines watched again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.base.errors import UsageError
+from penstock.console.definitions import Definitions
+from penstock.console.history import KEPT, STEP, History, Series
+from penstock.console.reaching import DirectoryPlace
+from penstock.journal.embedded import EmbeddedBroker
+from penstock.log.control import Control, ControlEntry
+from penstock.log.message import Message
+from penstock.log.offsets import Commit, OffsetLog
+from penstock.pipeline.browsing import Search, offset_at, page
+from penstock.pipeline.clock import now_us
+from penstock.pipeline.namespace import Namespace
+from penstock.pipeline.operations import Directory
+from penstock.pipeline.watching import Watched
+
+from .places import POISON, Place, buried, order, stuck
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Place:
+    return stuck(tmp_path)
+
+
+def test_a_series_keeps_the_largest_of_a_slot_and_no_more_than_an_hour() -> None:
+    series = Series()
+    for at, value in ((0, 1.0), (5, 7.0), (10, 3.0), (STEP, 2.0), (4 * STEP, 9.0)):
+        series.add(at, value)
+    assert series.values == [7.0, 2.0, None, None, 9.0]
+    assert series.until(6 * STEP) == [7.0, 2.0, None, None, 9.0, None, None]
+    for slot in range(5, 2 * KEPT):
+        series.add(slot * STEP, 1.0)
+    assert len(series.values) == KEPT
+    series.add(10 * KEPT * STEP, 4.0)
+    assert series.values == [4.0]
+
+
+def test_histories_of_what_is_gone_go() -> None:
+    history = History()
+    history.add("a", 0.0, {"read": 1.0, "lag x": 2.0})
+    history.add("b", 0.0, {"read": 1.0})
+    history.forget_others({"a"})
+    history.add("a", KEPT * STEP + STEP, {"read": 3.0})
+    assert history.of("a", KEPT * STEP + STEP) == {"read": [3.0]}
+    assert history.of("b", 0.0) == {}
+
+
+def test_pages_of_the_log(shop: Place) -> None:
+    with shop.client() as client:
+        directory = Directory(client)
+        found = page(directory, "shop", Search(), start=3, count=5)
+        assert ([one.offset for one in found.entries], found.more) == ([3, 4, 5, 6, 7], 8)
+        found = page(directory, "shop", Search(), start=99, count=4, backwards=True)
+        assert ([one.offset for one in found.entries], found.more) == ([12, 13, 14, 15], 11)
+        found = page(directory, "shop", Search(), start=12, count=50)
+        assert ([one.offset for one in found.entries], found.more) == ([12, 13, 14, 15], None)
+        found = page(directory, "shop", Search(text="ON request"), start=0, count=5)
+        assert [one.offset for one in found.entries] == [POISON]
+        found = page(directory, "shop", Search(Namespace("^none$")), start=0, count=5)
+        assert (list(found.entries), found.looked) == ([], 16)
+        entry = next(directory.show("shop", 9, 9))
+        assert offset_at(directory, "shop", entry.ts) == 9
+        assert offset_at(directory, "shop", 0) == 0
+        assert offset_at(directory, "shop", now_us() + 10**12) == 16
+
+
+def test_a_page_that_takes_long_says_where_to_go_on(shop: Place) -> None:
+    with shop.client() as client:
+        shop.log(client, [Message("orders", b'{"n":1}', ts=1) for _ in range(3000)])
+        directory = Directory(client)
+        found = page(directory, "shop", Search(text="nowhere"), start=0, count=20, patience=0.0)
+        assert found.more == 20
+        assert found.looked == 20
+
+
+def test_what_is_watched_is_what_one_look_tells(shop: Place) -> None:
+    buried(shop, 3)
+    with shop.client() as client:
+        directory = Directory(client)
+        watched, now = Watched("shop"), now_us()
+        changes: list[Callable[[], object]] = [
+            lambda: None,
+            lambda: shop.log(client, [order(n) for n in range(16, 30)]),
+            lambda: OffsetLog(client, "shop", "sales", now).replace(
+                Commit(watermark=20), {"orders": 19}, now
+            ),
+            lambda: Control(client, "shop").append(ControlEntry(now, "me", "pause", "sales")),
+            lambda: OffsetLog(client, "shop", "new", now),
+        ]
+        for change in changes:
+            change()
+            assert watched.look(directory, now) == directory.status("shop", now)
+        assert [letter.offset for letter in watched.letters] == [3]
+
+
+def test_a_directory_of_nobody_is_let_go_for_whoever_wants_to_run(shop: Place) -> None:
+    place = DirectoryPlace(shop.data)
+    before = place.changed()
+    with place.looking() as directory:
+        assert directory.pipelines() == ["shop"]
+        assert directory.owner is None
+    with place.looking() as directory:
+        assert directory.current("shop") == 15
+    place.settle()
+    assert place.changed() == before
+    with EmbeddedBroker(shop.data, patience=0.0):
+        assert place.changed() is None
+        with place.looking() as directory:
+            assert directory.owner is not None
+            assert directory.pipelines() == ["shop"]
+    assert place.changed() != before
+    with place.editing("me") as editor:
+        assert editor.who == "me"
+    place.close()
+
+
+def test_what_a_run_recorded_serves_only_where_it_counts(
+    shop: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shop.client() as client:
+        control = Control(client, "shop").state()
+    with pytest.raises(UsageError, match=r"was started in .*, and this console was not"):
+        Definitions({}, recorded=True).load("shop", control)
+    with pytest.raises(UsageError, match="behind a broker is not run"):
+        Definitions({}, recorded=False).load("shop", control)
+    assert Definitions({"shop": str(shop.file)}, recorded=False).load("shop", control).name == "shop"
+    monkeypatch.chdir(tmp_path)
+    definitions = Definitions({}, recorded=True)
+    (tmp_path / "beside.py").write_text("FIELD = 'card'\n")
+    text = shop.file.read_text().replace('["card"]', "[beside.FIELD]")
+    shop.file.write_text("import beside\n" + text)
+    first = definitions.load("shop", control)
+    (tmp_path / "beside.py").write_text("FIELD = 'customer'\n")
+    again = definitions.load("shop", control)
+    assert str(first.transform_nodes[0].function) != str(again.transform_nodes[0].function)
