@@ -36,6 +36,7 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/spine.py
 	$(BIN)/python benchmarks/journal.py
+	$(BIN)/python benchmarks/cluster.py
 	$(BIN)/python benchmarks/ingest.py
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/adaptors.py
