@@ -36,9 +36,11 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/spine.py
 	$(BIN)/python benchmarks/journal.py
+	$(BIN)/python benchmarks/cluster.py
 	$(BIN)/python benchmarks/ingest.py
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/adaptors.py
+	$(BIN)/python benchmarks/sink.py
 	$(BIN)/python benchmarks/immortal.py
 
 conformance: $(READY)  ## every adaptor through the kit, and the table of it in docs/adaptors.md

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import cycle
 from pathlib import Path
 
 from penstock.base.errors import PenstockError
@@ -36,9 +37,9 @@ LOOP = asyncio.Runner()
 
 
 @contextmanager
-def cluster(brokers: int) -> Iterator[LocalCluster]:
+def cluster(brokers: int, lease: int = LEASE) -> Iterator[LocalCluster]:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as place:
-        options = ("--etcd-lease", str(LEASE), "--http", "off", "--limit", "40000")
+        options = ("--etcd-lease", str(lease), "--http", "off", "--limit", "40000")
         running = LocalCluster(Path(place), brokers=brokers, zones=2, port=0, options=options)
         running.start()
         try:
@@ -69,15 +70,15 @@ def await_appends(client: Client, names: Sequence[str]) -> None:
 
 
 async def appending(address: str, names: Sequence[str], seconds: float, appenders: int) -> list[float]:
-    """How long each append took. Appenders share the journals by turns."""
+    """How long each append took. Each appender goes through its share of the journals, again and again."""
     took: list[float] = []
     async with AsyncClient(address, follow_routes=True) as client:
         until = time.monotonic() + seconds
 
         async def one(number: int) -> None:
-            name, content = names[number % len(names)], os.urandom(SIZE)
+            content, turns = os.urandom(SIZE), cycle(names[number % len(names) :: appenders])
             while (begin := time.monotonic()) < until:
-                await client.append(name, content)
+                await client.append(next(turns), content)
                 took.append(time.monotonic() - begin)
 
         await asyncio.gather(*(one(number) for number in range(appenders)))
@@ -136,7 +137,7 @@ def status(etcd: str) -> dict[str, object]:
 
 def idle(count: int, replication: int) -> None:
     print(f"{count} idle journals, R={replication}, three brokers", flush=True)
-    with cluster(3) as running, Client(running.brokers[0].address) as client:
+    with cluster(3, lease=20) as running, Client(running.brokers[0].address) as client:
         pids = [broker.process.pid for broker in running.brokers]
         before = sum(map(resident, pids))
         begin = time.monotonic()

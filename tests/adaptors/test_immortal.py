@@ -41,7 +41,7 @@ def misconfigured(local: Local) -> Mapping[str, Adaptor]:
 
 class Target(MessageTarget):
     name = "immortal"
-    server = "over real sockets"
+    server = "the binding, with a scripted coordinator"
     secret = TOKEN
     cannot: Mapping[Can, str] = {
         Can.REFUSES: "whatever is JSON is a call; an exception of its handler is the end of it",
@@ -79,7 +79,7 @@ class TestSink(SinkConformance):
 
 class Emits(MessageSource):
     name = "immortal"
-    server = "over real sockets"
+    server = "the binding, with a scripted coordinator"
     secret = TOKEN
     key = ()
     cannot: Mapping[Can, str] = {

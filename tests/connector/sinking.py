@@ -26,7 +26,7 @@ from penstock.connector.sink import SinkServer, Workers
 from penstock.connector.sink.files import FileStorage, file_of
 
 port, root = int(sys.argv[1]), Path(sys.argv[2])
-workers = Workers(root / "txns", lambda worker: FileStorage(file_of(root / "out", worker)))
+workers = Workers(root / "txns", lambda worker: FileStorage(file_of(root / "out", worker)), patience=30.0)
 with SinkServer(("127.0.0.1", port), workers) as server:
     while not server.wait(3600):
         pass

@@ -57,6 +57,11 @@ class Shelf:
         return self.of.setdefault(worker, MemoryStorage())
 
     def workers(
-        self, directory: Path, *, always: bool = False, clock: Callable[[], int] = lambda: 7
+        self,
+        directory: Path,
+        *,
+        always: bool = False,
+        patience: float = 0.05,
+        clock: Callable[[], int] = lambda: 7,
     ) -> Workers:
-        return Workers(directory, self, always_commits=always, patience=0.05, clock=clock)
+        return Workers(directory, self, always_commits=always, patience=patience, clock=clock)

@@ -33,8 +33,18 @@ def shelf() -> Shelf:
 
 @pytest.fixture
 def server(tmp_path: Path, shelf: Shelf) -> Iterator[SinkServer]:
-    limits = Limits(connections=8, frame=1 << 20, patience=0.5)
-    with SinkServer(("127.0.0.1", 0), shelf.workers(tmp_path / "log"), Terms(b"tacos"), limits) as made:
+    """Patient with names that are on their way out, and with slow machines."""
+    limits = Limits(connections=8, frame=1 << 20, patience=PATIENCE)
+    workers = shelf.workers(tmp_path / "log", patience=PATIENCE)
+    with SinkServer(("127.0.0.1", 0), workers, Terms(b"tacos"), limits) as made:
+        yield made
+
+
+@pytest.fixture
+def hasty(tmp_path: Path, shelf: Shelf) -> Iterator[SinkServer]:
+    """Waits for nobody."""
+    workers = shelf.workers(tmp_path / "hasty")
+    with SinkServer(("127.0.0.1", 0), workers, Terms(b"tacos"), Limits(patience=1.0)) as made:
         yield made
 
 
@@ -83,10 +93,9 @@ def test_a_fault_behind_good_frames_comes_after_their_answers(server: SinkServer
     serves(server)
 
 
-def test_who_says_nothing_is_let_go(server: SinkServer) -> None:
-    with socket.create_connection(server.address, PATIENCE) as peer:
+def test_who_says_nothing_is_let_go(hasty: SinkServer) -> None:
+    with socket.create_connection(hasty.address, PATIENCE) as peer:
         assert peer.recv(10) == b""
-    serves(server)
 
 
 def test_more_connections_than_there_may_be_are_closed(server: SinkServer) -> None:
@@ -104,8 +113,12 @@ def test_more_connections_than_there_may_be_are_closed(server: SinkServer) -> No
     raise AssertionError("places are not free again")
 
 
-def test_a_second_connection_of_a_name_is_refused_and_the_first_goes_on(server: SinkServer) -> None:
-    with SinkLink(server.address, who(), 0, PATIENCE) as first:
+def test_a_second_connection_of_a_name_is_refused_and_the_first_goes_on(tmp_path: Path, shelf: Shelf) -> None:
+    workers = shelf.workers(tmp_path / "log")
+    with (
+        SinkServer(("127.0.0.1", 0), workers, Terms(b"tacos")) as server,
+        SinkLink(server.address, who(), 0, PATIENCE) as first,
+    ):
         with pytest.raises(SinkError, match="worker w is already active"):
             SinkLink(server.address, who(), 0, PATIENCE)
         first.write(b"data")
@@ -141,7 +154,8 @@ def test_a_sink_that_does_not_keep_up_holds_the_worker_back(server: SinkServer, 
         gate.wait(PATIENCE)
 
     shelf("w").write = slow  # type: ignore[method-assign]
-    with SinkLink(server.address, who(), 0, 0.5) as link:
+    with SinkLink(server.address, who(), 0, PATIENCE) as link:
+        link._socket.settimeout(0.5)
         with pytest.raises(AwayError, match="does not answer"):  # noqa: PT012 - one of them is too much
             for _ in range(200):
                 link.write(b"x" * 500_000)

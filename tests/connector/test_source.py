@@ -441,7 +441,7 @@ def test_what_cannot_be_read_twice_is_kept_until_it_is_durable() -> None:
     assert len(pipe.read() or ()) == 3
     pipe.ack(1)
     pipe.seek(1)
-    assert [record.id for record in pipe.read() or ()] == [2, 3]
+    assert [record[0] for record in pipe.read() or ()] == [2, 3]
     with pytest.raises(CannotSeekError):
         pipe.seek(0)
 

@@ -173,6 +173,39 @@ def test_a_cluster_that_loses_a_broker(tmp_path: Path, visit: Visit) -> None:
             expect(page.locator("dl"), re.compile("too few brokers|a replica is silent"))
 
 
+def test_a_connector_worker_with_a_stream(tmp_path: Path, visit: Visit) -> None:
+    port = free_port()
+    for name in ("broker", "worker", "send"):
+        (tmp_path / name).mkdir()
+    serve = ("broker", "serve", "--data-dir", "data", "--listen", "127.0.0.1:0", "--http", "off", "--json")
+    with started(*serve, cwd=tmp_path / "broker") as broker:
+        address = (
+            "http://" + json.loads('{"grpc"' + said(broker, tmp_path / "broker" / "out", '{"grpc"'))["grpc"]
+        )
+        work = ("connector", "worker", "--listen", f"127.0.0.1:{port}", "--broker", address)
+        (tmp_path / "send" / "lines.txt").write_text("one\ntwo\nthree\n")
+        send = (
+            "connector",
+            "send",
+            "lines.txt",
+            "--to",
+            f"127.0.0.1:{port}",
+            "--instance",
+            "web",
+            "--follow",
+        )
+        reaching = BrokerPlace(lambda: Client(address), address)
+        with (
+            started(*work, cwd=tmp_path / "worker"),
+            started(*send, cwd=tmp_path / "send"),
+            console(tmp_path, reaching=reaching) as at,
+        ):
+            page = visit(f"{at}/#/connectors")
+            expect(page.get_by_role("region", name="Sessions of worker"), "web")
+            expect(page.get_by_role("region", name="Streams of worker"), "web")
+            accessible(page)
+
+
 def suspended_and_reset(page: Page, at: str) -> None:
     """What can be done to a journal."""
     page.goto(f"{at}/#/journals/pipelines%2Fshop%2Flog")

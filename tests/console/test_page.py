@@ -215,6 +215,7 @@ def test_every_page_is_for_everybody(shop: Place, at: str, visit: Visit, dark: b
         ("p/shop/record", "record"),
         ("journals", "journals"),
         ("journals/pipelines%2Fshop%2Flog", "journal"),
+        ("connectors", "no-connectors"),
         ("immortals", "no-immortals"),
         ("spark", "no-spark"),
     ):

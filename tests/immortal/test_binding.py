@@ -269,6 +269,17 @@ def test_a_key_makes_a_call_from_outside_happen_once(world: World) -> None:
     assert (result(world, "late"), bank(world).accounts["a"].balance) == (5, 5)
 
 
+def test_old_keys_are_forgotten_and_open_ones_are_not(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bank, "dedupe_keep", 2)
+    world.ask("bank", "deposit", "a", 1, key="open")
+    for number in range(4):
+        world.ask("bank", "later", 1.0, key=f"k{number}")
+    keys = world.nodes["bank"].machine.runtime.keys
+    assert list(keys) == ["open", "k0", "k1", "k2", "k3"]
+    world.settle()
+    assert list(keys) == ["k2", "k3"]
+
+
 def test_a_bad_call_from_outside_never_reaches_the_log(world: World) -> None:
     length = len(world.nodes["bank"].log)
     with pytest.raises(UsageError, match="no @impulse method 'depost'; did you mean 'deposit'"):

@@ -174,6 +174,24 @@ def test_a_replica_takes_over_with_open_awaits(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+def test_a_replica_follows_and_upgrades(tmp_path: Path) -> None:
+    """An upgrading secondary: it follows the running instance with the old class, and relieves it with the new one."""
+    with broker(tmp_path) as place:
+        left = Pair(place, tmp_path, "left", "Echo", "--active")
+        new = Pair(place, tmp_path, "left", "Echo", "--replica", "1")
+        right = Pair(place, tmp_path, "right", "Echo")
+        with running(left, right):
+            left.wait_for("poked", 40)
+            try:
+                new.start(upgrade_to="Echo2")
+                left.wait()
+                check_totals(new, right)
+                assert new.state()["upgraded_at"] >= 40
+            finally:
+                new.stop()
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("whom", ["left", "right", "everything"])
 @pytest.mark.parametrize("what", KINDS)
 def test_twenty_kills_of_each_kind(what: str, whom: str, tmp_path: Path) -> None:

@@ -187,7 +187,8 @@ def test_three_sinks_commit_together_and_one_vote_to_abort_holds_for_all(rig: Ri
     assert (len(rig.documents("one", "p.one.0")), len(rig.documents("two", "p.two.0"))) == (350, 175)
 
 
-@pytest.mark.parametrize("group", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("group", [False, True])
 def test_a_message_that_no_vote_is_given_for_follows_the_policy(rig: Rig, group: bool) -> None:
     class Picky(PickyStorage):
         @staticmethod

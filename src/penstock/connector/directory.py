@@ -27,7 +27,8 @@ PROBE = "probe="
 """The capability by which a worker asks another whether it lives and has an instance."""
 MINE, LEAVING = 1, 2
 """What an owner answers, as credits: it has the instance, or is about to let it go."""
-_PATIENCE = 3.0
+_PATIENCE = 5.0
+_TELLS_NOTHING = ("Bad cookie", "Unknown protocol version")
 
 
 class Entry(NamedTuple):
@@ -86,6 +87,8 @@ async def ask(owner: Owner, cookie: bytes, instance: str, version: str = fr.SOUR
             while data := await reader.read(65536):
                 for payload in splitter.feed(data):
                     answer = fr.frame_of(payload)
+                    if isinstance(answer, fr.Error) and answer.reason.startswith(_TELLS_NOTHING):
+                        return MINE  # it lives, and does not trust us: nothing to take from it
                     return answer.credits if isinstance(answer, fr.Ok) else 0
     except (OSError, TimeoutError, fr.FrameError):
         return None

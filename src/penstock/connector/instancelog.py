@@ -31,6 +31,8 @@ FRAGMENT: Final = 64 << 20
 SNAPSHOT_EVERY: Final = 16 << 20
 """Bytes after which the points of reference are written again."""
 BATCH: Final = 1 << 20
+PENDING: Final = 128 << 20
+"""Half of what the appender refuses; sessions are held back long before."""
 OnDurable = Callable[[], None]
 OnFailure = Callable[[PenstockError], None]
 
@@ -95,7 +97,12 @@ class JournalLog(InstanceLog):
         self._since = SNAPSHOT_EVERY
         self._on_failure = on_failure
         self._appender = Appender(
-            client, owner.journal, owner=owner, max_batch_bytes=BATCH, outage_limit=outage_limit
+            client,
+            owner.journal,
+            owner=owner,
+            max_batch_bytes=BATCH,
+            max_pending_bytes=PENDING,
+            outage_limit=outage_limit,
         )
         self._landing: asyncio.Queue[tuple[Pending, OnDurable | None]] = asyncio.Queue()
         self._settling: asyncio.Task[None] | None = None

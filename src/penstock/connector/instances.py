@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MAX_PENDING = 32 << 20
+"""Bytes of all sessions of an instance that are not durable; above, each waits for its own."""
+
 
 class Instance:
     """Opened once; when its log fails, or it has moved away, another takes its place."""
@@ -55,6 +58,11 @@ class Instance:
     @property
     def pending_bytes(self) -> int:
         return self._open.pending_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is on its way to the log that its sessions should wait."""
+        return self.pending_bytes > MAX_PENDING
 
     async def flush(self) -> None:
         await self._open.flush()

@@ -18,6 +18,11 @@ from penstock.connector.session import Connection, Session, Side
 from penstock.connector.settings import split
 
 _HEAD = Struct(">IBQQqH").pack
+_REST = 27
+"""Bytes of a MESSAGE besides key and body, its length not counted."""
+_ONE_WRITE = 512 << 10
+Fields = tuple[int, bytes, bytes, int]
+"""Id, body, key and time of a record."""
 _SILENCE = 60.0
 """Seconds for an answer to HELLO: a worker may have to wait for its broker."""
 
@@ -36,6 +41,13 @@ class MovedError(PenstockError):
     def __init__(self, address: str) -> None:
         super().__init__(f"sent to {address}")
         self.address = address
+
+
+class TooLargeError(PenstockError):
+    """A record that fits no frame."""
+
+    def __init__(self, number: int, limit: int) -> None:
+        super().__init__(f"message {number} is too large for a frame of {limit:,} bytes")
 
 
 class Link:
@@ -92,20 +104,33 @@ class Link:
             await self._credit.wait()
         return min(held, wanted)
 
-    async def send_messages(self, stream: int, records: Sequence[tuple[int, bytes, bytes, int]]) -> None:
-        """Records (id, body, key, time), for which there are credits, in one write."""
+    async def send_messages(self, stream: int, records: Sequence[Fields], limit: int) -> None:
+        """Records for which there are credits, in writes of moderate size.
+
+        Raises `TooLargeError` for what no frame holds. Every record of a source passes here, so this is kept tight.
+        """
         session = self.session
         session.credits.spend(len(records))
         parts: list[bytes] = []
-        add = parts.append
+        add, room, most = parts.append, _ONE_WRITE, limit - _REST
         for number, body, key, time in records:
+            size = len(body)
             if key:
-                size = len(key)
-                add(_HEAD(27 + size + len(body), 5, stream, number, time, size))
+                length = len(key)
+                if size + length > most or length > fr.SHORT_LIMIT:
+                    raise TooLargeError(number, limit)
+                add(_HEAD(_REST + length + size, 5, stream, number, time, length))
                 add(key)
             else:
-                add(_HEAD(27 + len(body), 5, stream, number, time, 0))
+                if size > most:
+                    raise TooLargeError(number, limit)
+                add(_HEAD(_REST + size, 5, stream, number, time, 0))
             add(body)
+            room -= size
+            if room < 0:
+                await self._write(b"".join(parts))
+                parts.clear()
+                room = _ONE_WRITE
         session.last[stream] = records[-1][0]
         await self._write(b"".join(parts))
 

@@ -19,7 +19,18 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from penstock.base.errors import CorruptError
-from penstock.connector.frames import HEAD, NOTHING_SEEN, TAG, U32, U64, Cursor, FrameError, Tag, short
+from penstock.connector.frames import (
+    HEAD,
+    HEAD_AFTER_LENGTH,
+    NOTHING_SEEN,
+    TAG,
+    U32,
+    U64,
+    Cursor,
+    FrameError,
+    Tag,
+    short,
+)
 
 FORMAT: Final = 1
 FORMAT_LABEL: Final = "penstock.dev/connector-format"
@@ -94,7 +105,7 @@ class Walk:
             behind = at + 4 + length
             if behind > end:
                 break
-            if tag == Tag.MESSAGE:
+            if tag == Tag.MESSAGE and length >= HEAD_AFTER_LENGTH:
                 _, _, stream, number, _, _ = _UNPACK_HEAD(data, at)
                 lasts[stream] = number
             else:

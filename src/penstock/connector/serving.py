@@ -105,6 +105,12 @@ class Peer(asyncio.Protocol):
         except (FrameError, IllegalFrameError) as error:
             self.fail(error.message)
             return
+        except (
+            PenstockError
+        ) as error:  # the log takes no more; what it has is asked for when the peer comes back
+            log.warning("connection of %s starts again: %s", self.address, error.message)
+            self.restart(self.worker.me.address)
+            return
         self._watch_the_frame()
 
     def _watch_the_frame(self) -> None:
@@ -171,7 +177,7 @@ class Peer(asyncio.Protocol):
             self._owe(run.spent - run.count)
         if run.count:
             self.instance.messages(run, lambda: self._durable(run))
-        if self._unsettled > self.settings.max_pending:
+        if self._unsettled > self.settings.max_pending or (run.count and self.instance.is_full):
             self._hold()
 
     def _frame(self, frame: Frame) -> None:
@@ -277,12 +283,11 @@ class Peer(asyncio.Protocol):
 
     def _durable(self, run: Run) -> None:
         self._unsettled -= run.size
-        if (
-            not self._reading
-            and self._unsettled <= self.settings.max_pending // 2
-            and self.instance is not None
-        ):
-            self._resume()
+        instance = self.instance
+        if not self._reading and instance is not None:
+            room = self._unsettled <= self.settings.max_pending // 2 and not instance.is_full
+            if room or not self._unsettled:
+                self._resume()
         for stream, last in run.lasts.items():
             if self.session.stream(stream) is Stream.OPEN:
                 self._points[stream] = last
@@ -312,7 +317,7 @@ class Peer(asyncio.Protocol):
         """The peer did something that it must not: tell it, and close."""
         if self._over:
             return
-        log.warning("connection of %s ended: %s", self.address or "a connector", reason)
+        log.info("connection of %s ended: %s", self.address or "a connector", reason)
         self.worker.counters.fault(reason)
         self._write(fr.Error(reason))
         self._end()

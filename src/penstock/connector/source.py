@@ -48,7 +48,6 @@ log = logging.getLogger(__name__)
 _IDLE = 0.05
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 _MIGRATION_TRIES = 8
-_ONE_WRITE = 256 << 10
 _FINAL = ("Bad cookie", "Unknown protocol version", "no instance can be called", "the instance has no name")
 """Refusals that no waiting mends."""
 
@@ -62,7 +61,8 @@ class Record(NamedTuple):
     time: int = 0
 
 
-Records = Sequence[Record] | None
+Records = Sequence[Record] | Sequence[tuple[int, bytes, bytes, int]] | None
+"""Plain tuples of the same four do as well, and are made faster."""
 
 
 class CannotSeekError(PenstockError):
@@ -385,21 +385,10 @@ class _Session:
             at = 0
             while at < len(records) and not self._target:
                 some = records[at : at + await link.credits(len(records) - at)]
-                some = _cut(some)
-                self._fits(flow, some)
-                await link.send_messages(flow.id, some)
+                await link.send_messages(flow.id, some, self._connector._max_frame)
                 at += len(some)
         if link.is_open:
             await link.send(fr.EosMessage(flow.id))
-
-    def _fits(self, flow: _Flow, records: Sequence[Record]) -> None:
-        limit = self._connector._max_frame - 27
-        for record in records:
-            if len(record.body) + len(record.key) > limit or len(record.key) > fr.SHORT_LIMIT:
-                raise SourceFailedError(
-                    f"stream '{flow.stream.name}': message {record.id} is too large for a frame of "
-                    f"{self._connector._max_frame:,} bytes"
-                )
 
     async def _call(self, stream: Stream, method: Callable[[], object]) -> Records:
         if stream.blocking:
@@ -440,16 +429,6 @@ class _Session:
         with suppress(PenstockError):
             await self._link.send(fr.Error(f"nobody answers at {self._target}"))
         raise LinkLostError(f"nobody answers at {self._target}")
-
-
-def _cut(records: Sequence[Record]) -> Sequence[Record]:
-    """As many as make one write of moderate size, at least one."""
-    size = 0
-    for i, record in enumerate(records):
-        size += len(record.body)
-        if size > _ONE_WRITE and i:
-            return records[:i]
-    return records
 
 
 async def _called(result: object) -> Records:

@@ -48,6 +48,10 @@ class Lines(Stream):
         self._file.seek(self._at)
 
     def read(self) -> Records:
+        return self.lines()
+
+    def lines(self) -> list[Record] | None:
+        """What `read` gives."""
         assert self._file is not None
         chunk = self._file.read(_CHUNK)
         if not chunk:
@@ -103,7 +107,7 @@ class DirectoryLines(Stream):
                 return [] if self._follow else None
             self._lines = Lines(files[self._number])
             self._lines.seek(None)
-        records = self._lines.read()
+        records = self._lines.lines()
         if records is None:
             if self._number + 1 < len(files) or not self._follow:
                 self._lines.close()

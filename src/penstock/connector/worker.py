@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import socket
 import time
 import uuid
 from collections.abc import Coroutine
@@ -85,6 +86,8 @@ class Worker:
                 f"cannot listen on {listen}: {error.strerror}", hint="give another --listen HOST:PORT"
             ) from None
         port = self._server.sockets[0].getsockname()[1]
+        if host in ("0.0.0.0", "::"):  # nobody else can dial those
+            host = socket.gethostname()
         shown = advertise or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         self.me = Owner(self.me.name, shown, self.me.nonce)
         return shown

@@ -28,6 +28,7 @@ from penstock.base.secrets import mask
 from penstock.console.access import Access, Session, is_loopback
 from penstock.console.actions import Actions, Wish
 from penstock.console.cluster import Cluster
+from penstock.console.connectors import Connectors
 from penstock.console.immortals import Immortals
 from penstock.console.journals import JournalQuestions
 from penstock.console.lookout import Lookout, Subscriber
@@ -93,6 +94,7 @@ class Console:
         self._actions = actions
         self._journals = JournalQuestions(lookout.reaching, cluster)
         self._immortals = Immortals(lookout.reaching)
+        self._connectors = Connectors(lookout.reaching)
         self._access = access
         self._options = options
         self._threads = ThreadPoolExecutor(_THREADS, "console")
@@ -133,6 +135,7 @@ class Console:
         app.router.add_get(
             "/api/journal", self._answer(lambda r, _: self._journals.detail(r.query.get("name", "")))
         )
+        app.router.add_get("/api/connectors", self._answer(lambda r, _: self._connectors.list()))
         app.router.add_get("/api/immortals", self._answer(lambda r, _: self._immortals.list()))
         app.router.add_get("/api/health", self._answer(lambda r, _: self._journals.health()))
         app.router.add_post("/api/journals/plan", self._plan)

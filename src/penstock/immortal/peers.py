@@ -21,7 +21,6 @@ from penstock.immortal.logformat import Met, Source
 from penstock.immortal.outputs import Output
 from penstock.immortal.state import COMMIT_BUFFER
 from penstock.immortal.streams import (
-    LINE,
     OPENING,
     READ,
     Hello,
@@ -50,8 +49,9 @@ Spawn = Callable[[Coroutine[None, None, None]], object]
 class Incoming:
     """One open stream of calls to us."""
 
-    def __init__(self, source: str, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, source: str, incarnation: str, writer: asyncio.StreamWriter) -> None:
         self.source = source
+        self.incarnation = incarnation
         self.writer = writer
         self.is_replaced = False
 
@@ -80,7 +80,7 @@ class Peers:
     async def listen(self) -> None:
         """Take connections; they are refused until this is the primary."""
         options = self._coordinator.options
-        self._server = await asyncio.start_server(self._accept, options.host, options.port, limit=LINE)
+        self._server = await asyncio.start_server(self._accept, options.host, options.port, limit=READ)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class Peers:
             before.is_replaced = True
             before.writer.transport.abort()
         self._tell_once("input", hello.source)
-        mine = self._incoming[hello.source] = Incoming(hello.source, writer)
+        mine = self._incoming[hello.source] = Incoming(hello.source, hello.incarnation, writer)
         writer.transport.set_write_buffer_limits(high=_STALLED)
         writer.write(line(Welcome(incarnation=state.incarnation)))
         writer.write(ReplayFrom(known.number + 1, known.replayable + 1).encode())
@@ -186,8 +186,8 @@ class Peers:
     def _tell_senders(self, sources: dict[str, Source]) -> None:
         for name, durable in sources.items():
             incoming = self._incoming.get(name)
-            if incoming is None:
-                continue
+            if incoming is None or incoming.incarnation != durable.incarnation:
+                continue  # what a predecessor of another making sent is of no concern to this one
             # One who does not read gets the next one, which says it all.
             if incoming.writer.transport.get_write_buffer_size() < _STALLED:
                 with step("immortal-tell"):

@@ -19,6 +19,7 @@ import msgspec
 from penstock.base.errors import PenstockError
 
 LINE = 8 << 10
+"""The longest first line that is taken."""
 OPENING = 10.0
 READ = 256 << 10
 
@@ -63,6 +64,8 @@ async def read_line(reader: asyncio.StreamReader, kind: type[T]) -> T:
             text = await reader.readline()
         if not text.endswith(b"\n"):
             raise NoStreamError("the connection ended before the first line did")
+        if len(text) > LINE:
+            raise NoStreamError(f"a first line of {len(text)} bytes")
         return msgspec.json.decode(text, type=kind)
     except TimeoutError:
         raise NoStreamError("no first line in time") from None

@@ -54,6 +54,8 @@ def decode(view: memoryview, journal: str, base: int) -> tuple[pa.RecordBatch, i
     begin, message = 0, Tag.MESSAGE.value
     for end in ends:
         if view[begin + 4] == message:
+            if end - begin < HEAD.size:
+                raise CorruptJournalError("a message without its head", where=journal, position=base + begin)
             _, _, stream, number, time, key = HEAD.unpack_from(view, begin)
             body = begin + HEAD.size + key
             offsets.append(base + begin)

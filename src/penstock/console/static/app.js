@@ -1,5 +1,6 @@
 // The shell: which page is shown, the bar, the navigation, and drawing anew when something changes.
 
+import { connectors } from "./connectors.js";
 import { dead } from "./dead.js";
 import { problem } from "./dialog.js";
 import { h, patch, say } from "./dom.js";
@@ -18,17 +19,19 @@ const ICONS = {
   overview: "M3 12h4l3-8 4 16 3-8h4",
   journals: "M4 6h16M4 12h16M4 18h16",
   immortals: "M12 12c-2-3-4-4-6-4a4 4 0 0 0 0 8c2 0 4-1 6-4s4-4 6-4a4 4 0 0 1 0 8c-2 0-4-1-6-4z",
+  connectors: "M9 3v5M15 3v5M7 8h10v3a5 5 0 0 1-10 0zM12 16v5",
   sun: "M12 3v2M12 19v2M3 12h2M19 12h2M5.6 5.6 7 7M17 17l1.4 1.4M5.6 18.4 7 17M17 7l1.4-1.4M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8",
   moon: "M20 14.5A8 8 0 1 1 9.5 4a6.5 6.5 0 0 0 10.5 10.5z",
   spark: "M13 2 5 14h6l-1 8 9-13h-6z",
 };
 const icon = (name) => h("svg", { viewBox: "0 0 24 24", fill: "none", stroke: "currentColor", "stroke-width": "2", "stroke-linecap": "round", "stroke-linejoin": "round", "aria-hidden": "true" }, h("path", { d: ICONS[name] }));
 
-const PAGES = [["", "overview", "Overview"], ["journals", "journals", "Journals"], ["immortals", "immortals", "Immortals"], ["spark", "spark", "Spark"]];
+const PAGES = [["", "overview", "Overview"], ["journals", "journals", "Journals"], ["connectors", "connectors", "Connectors"], ["immortals", "immortals", "Immortals"], ["spark", "spark", "Spark"]];
 const ROUTES = [
   [/^$/, overview, () => ({})],
   [/^journals$/, journals, () => ({})],
   [/^journals\/([^/]+)$/, journal, ([name]) => ({ journal: name })],
+  [/^connectors$/, connectors, () => ({})],
   [/^immortals$/, immortals, () => ({})],
   [/^immortals\/([^/]+)$/, immortal, ([name]) => ({ immortal: name })],
   [/^spark$/, spark, () => ({})],

@@ -233,9 +233,11 @@ class Services:
 
     def _forget(self, keys: dict[str, Outcome | None]) -> None:
         keep = self._machine.spec.cls.dedupe_keep
-        for key in list(keys)[: max(0, len(keys) - keep)]:
-            if keys[key] is not None:
-                del keys[key]
+        while len(keys) > keep:
+            oldest = next(iter(keys))
+            if keys[oldest] is None:
+                return  # it is still open, and stays until it is not
+            del keys[oldest]
 
     # Pipelines.
 

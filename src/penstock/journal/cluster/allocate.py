@@ -36,7 +36,7 @@ from penstock.journal.keys import MemberId
 
 log = logging.getLogger(__name__)
 
-_LOOK_AGAIN = 5.0
+_LOOK_AGAIN = 1.5
 """Seconds without news after which the leader no longer trusts that its picture is complete."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0

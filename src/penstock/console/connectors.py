@@ -1,0 +1,58 @@
+"""Connectors for the page: workers, their sessions, how far each stream is, as `penstock connector status` tells."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import msgspec
+
+from penstock.base.secrets import mask
+from penstock.connector.status import WorkerStatus, survey
+from penstock.console.reaching import Reaching
+from penstock.console.views import Json
+from penstock.journal.client import AsyncClient, Client
+
+PREFIX = "connectors"
+"""Where workers keep their journals unless told otherwise."""
+_MOST = 1000
+
+
+class Connectors:
+    """May be used by several threads."""
+
+    def __init__(self, reaching: Reaching) -> None:
+        self._reaching = reaching
+        self._lock = threading.Lock()
+        self._listed: tuple[object, Json] | None = None
+        """The last answer, good for as long as nothing can have changed."""
+
+    def list(self) -> Json:
+        """All workers."""
+        state = self._reaching.changed()
+        with self._lock:
+            known = self._listed
+        if state is not None and known is not None and known[0] == state:
+            return known[1]
+        with self._reaching.looking() as directory:
+            found = asyncio.run(_asked(directory.client))
+        answer: Json = {"workers": [_told(one) for one in found]}
+        with self._lock:
+            self._listed = (self._reaching.changed(), answer)
+        return answer
+
+
+def _told(one: WorkerStatus) -> Json:
+    shown: Json = msgspec.to_builtins(one)
+    return {
+        **shown,
+        "sessions": msgspec.to_builtins(one.sessions[:_MOST]),
+        "streams": msgspec.to_builtins(one.streams[:_MOST]),
+        "stream_count": len(one.streams),
+        "recent": [mask(text) for text in one.recent[-20:]],
+    }
+
+
+async def _asked(client: Client) -> list[WorkerStatus]:
+    async with AsyncClient(client.address, tls=client.tls, tokens=client.tokens) as there:
+        return list(await survey(there, PREFIX))

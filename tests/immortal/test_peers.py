@@ -1,0 +1,88 @@
+"""Streams between coordinators: who may open one, what becomes of senders and receivers that were made anew."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from tests.immortal.test_startups import Running, broker, instance, scenario
+
+from penstock.immortal import about
+from penstock.immortal.coordinator import Options
+from penstock.immortal.place import Place
+from penstock.immortal.streams import Hello, Welcome, line, read_line
+from penstock.immortal.wire import Call, RpcType
+
+__all__ = ["broker"]
+
+
+async def opened(place: Place, name: str, hello: bytes) -> Welcome:
+    serving = (await about.read(place.client, name)).serving
+    assert serving is not None
+    reader, writer = await asyncio.open_connection(serving.host, serving.port)
+    try:
+        writer.write(hello)
+        return await read_line(reader, Welcome)
+    finally:
+        writer.close()
+
+
+def test_strangers_are_refused(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, options) as one:
+            await one.until(lambda: "record 0" in one.lb.seen)
+            serving = (await about.read(place.client, options.name)).serving
+            assert serving is not None
+            good = Hello(options.name, serving.password, "other", "x", 1)
+            assert (await opened(place, options.name, line(good))).error == ""
+            for hello, why in (
+                (Hello(options.name, "guess", "other", "x", 1), "password"),
+                (Hello("another", serving.password, "other", "x", 1), "not another"),
+                (Hello(options.name, serving.password), "nobody"),
+            ):
+                assert why in (await opened(place, options.name, line(hello))).error
+            older = Hello(options.name, serving.password, "other", "x", 0)
+            assert "later claimant" in (await opened(place, options.name, line(older))).error
+            for nonsense in (b"\x00\xff\n", b"x" * 100_000 + b"\n", b""):
+                with pytest.raises(Exception, match="line"):
+                    async with asyncio.timeout(60):
+                        await opened(place, options.name, nonsense or b"{}\n")
+            one.add(1)
+            await one.until(lambda: one.app.state["sum"] == 1)
+
+    scenario(broker, test, "guarded")
+
+
+def say(one: Running, to: str, n: int) -> None:
+    one.lb.send(to, Call(1, RpcType.FORK, json.dumps({"n": n}).encode()))
+    one.lb.flush()
+
+
+def test_a_receiver_and_a_sender_that_were_made_anew(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        sending, receiving = replace(options, name="made-sender"), replace(options, name="made-receiver")
+        async with instance(place, sending) as sender:
+            await sender.until(lambda: "record 0" in sender.lb.seen)
+            async with instance(place, receiving) as receiver:
+                await receiver.until(lambda: "record 0" in receiver.lb.seen)
+                say(sender, "made-receiver", 1)
+                await receiver.until(lambda: receiver.app.state["sum"] == 1)
+            say(sender, "made-receiver", 10)  # while nobody is there
+            async with instance(place, replace(receiving, create="Y")) as receiver:
+                await receiver.until(lambda: receiver.app.state["sum"] >= 10)
+                had = receiver.app.state["sum"]
+                assert had in (
+                    10,
+                    11,
+                )  # the first call again, if its acknowledgement was lost with the predecessor
+                say(sender, "made-receiver", 100)
+                await receiver.until(lambda: receiver.app.state["sum"] == had + 100)
+                await sender.end()
+                async with instance(place, replace(sending, create="Y")) as anew:
+                    await anew.until(lambda: "record 0" in anew.lb.seen)
+                    say(anew, "made-receiver", 1000)
+                    await receiver.until(lambda: receiver.app.state["sum"] == had + 1100)
+
+    scenario(broker, test, "made")
