@@ -35,6 +35,7 @@ from measuring import log_to_spark, rotated, timed
 from penstock import Pipeline
 from penstock import adaptors as a
 from penstock import functions as f
+from penstock.base.errors import UsageError
 from penstock.functions.base import Function
 from penstock.journal.client import Client
 from penstock.journal.datadir import DataDir
@@ -269,6 +270,13 @@ def _wait_for_owner(path: Path, pid: int) -> None:
     directory = DataDir(path)
     while (owner := directory.owner()) is None or owner.pid != pid:
         time.sleep(0.01)
+    while True:  # its first owner takes the directory before all of it is there
+        try:
+            directory.version()
+        except UsageError:
+            time.sleep(0.01)
+        else:
+            return
 
 
 def main() -> None:
