@@ -44,7 +44,7 @@ _journals = click.option(
 
 @click.group(no_args_is_help=True)
 def connector() -> None:
-    """Take streams from programs in any language into journals, and serve sinks for pipelines.
+    """Streams of programs in any language: into journals, and to sinks.
 
     \b
     Examples:

@@ -110,6 +110,11 @@ def serve(
     """Run the coordinator of an instance, beside its binding.
 
     What is not said here is as registered. It ends when the binding does, and takes it along when it ends itself.
+
+    \b
+    Examples:
+      penstock immortal serve --name bank --receive-port 2000 --send-port 2001 --log bank-logs
+      penstock immortal serve --name bank --broker http://127.0.0.1:8080
     """
     from penstock.immortal import running
     from penstock.immortal.coordinator import Options
@@ -204,7 +209,12 @@ def register(
     log: str | None,
     active: bool,
 ) -> None:
-    """Register an instance; whatever was registered before is replaced."""
+    """Register an instance; whatever was registered before is replaced.
+
+    \b
+    Examples:
+      penstock immortal register bank --receive-port 2000 --send-port 2001 --log bank-logs
+    """
     from penstock.immortal.about import Registration
 
     upgrade = current_version if upgrade_version is None else upgrade_version
@@ -231,7 +241,12 @@ def add_replica(
     upgrade_version: int | None,
     log: str | None,
 ) -> None:
-    """Register a replica of an instance, active/active."""
+    """Register a replica of an instance, active/active.
+
+    \b
+    Examples:
+      penstock immortal add-replica bank --replica 1 --receive-port 2010 --send-port 2011 --log bank-logs
+    """
     from penstock.immortal.about import Registration
 
     upgrade = current_version if upgrade_version is None else upgrade_version
@@ -254,7 +269,13 @@ def _register(connection: Connection, log: str | None, name: str, one: Registrat
 @broker_beside_directory
 @click.pass_context
 def list_command(ctx: click.Context, connection: Connection, log: str | None) -> None:
-    """Show all instances."""
+    """Show all instances.
+
+    \b
+    Examples:
+      penstock immortal list --log bank-logs
+      penstock immortal list --broker http://127.0.0.1:8080 --json
+    """
     from penstock.immortal import about
 
     found = asking(connection, _existing(connection, log), about.describe_all)
@@ -289,7 +310,12 @@ def list_command(ctx: click.Context, connection: Connection, log: str | None) ->
 @broker_beside_directory
 @click.pass_context
 def inspect(ctx: click.Context, connection: Connection, name: str, log: str | None) -> None:
-    """Show all about one instance: replicas, checkpoints, log."""
+    """Show all about one instance: replicas, checkpoints, log.
+
+    \b
+    Examples:
+      penstock immortal inspect bank --log bank-logs
+    """
     from penstock.immortal import about
 
     one = asking(connection, _existing(connection, log), lambda client: about.describe(client, name))

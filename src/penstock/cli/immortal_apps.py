@@ -109,6 +109,10 @@ def upgrade(
 
     The old class replays the log, the new one takes over in the same process. A running instance is relieved; with
     `-- --active` this process follows it first, and takes over when it has caught up.
+
+    \b
+    Examples:
+      penstock immortal upgrade bank --from old.py:Bank --to bank.py:Bank --log bank-logs
     """
     from penstock.cli.immortal import asking
     from penstock.immortal import about
@@ -164,6 +168,11 @@ def debug(
     """Re-run an instance from its log: under pdb, or against new code.
 
     Nothing is written, and nobody else notices.
+
+    \b
+    Examples:
+      penstock immortal debug bank --app bank.py:Bank --checkpoint 1 --log bank-logs
+      penstock immortal debug bank --app bank.py:Bank --checkpoint 1 --what-if new.py:Bank --log bank-logs
     """
     from penstock.immortal.binding import pair
     from penstock.immortal.binding.loading import load_class
@@ -200,6 +209,11 @@ def call(url: str, method: str, arguments: tuple[str, ...], key: str, timeout: f
     """Call an @impulse method of a running immortal, and print its result.
 
     ARGUMENTS are JSON; what is none is taken as text.
+
+    \b
+    Examples:
+      penstock immortal call 127.0.0.1:8400 deposit bob 5
+      penstock immortal call 127.0.0.1:8400 deposit bob 5 --key payment-17
     """
     from penstock.immortal.binding.outside import Outside
 
