@@ -99,6 +99,7 @@ def die_in_each_step(pair: Pair) -> None:
     pair.start()
 
 
+@pytest.mark.soak
 def test_a_counted_stream_outlives_kills_of_everything(tmp_path: Path) -> None:
     with broker(tmp_path) as place:
         left, right = (Pair(place, tmp_path, name, "Echo") for name in ("left", "right"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.base.disk import Disk
-from penstock.journal import broker as broker_module
+from penstock.journal import hosting
 from penstock.journal.broker import Broker, BrokerOptions
 from penstock.journal.datadir import DataDir
 from penstock.journal.labels import label_set
@@ -224,8 +224,8 @@ def test_many_suspend_and_resume_at_once_and_no_byte_is_lost(tmp_path: Path) -> 
 def test_a_broker_that_suspends_by_itself_waits_for_many_quiet_pulses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert broker_module.STABLE_PULSES == 15
-    monkeypatch.setattr(broker_module, "STABLE_PULSES", 3)
+    assert hosting.STABLE_PULSES == 15
+    monkeypatch.setattr(hosting, "STABLE_PULSES", 3)
 
     async def test() -> None:
         options = BrokerOptions(pulse_interval=3600, auto_suspend=True)
