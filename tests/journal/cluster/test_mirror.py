@@ -327,13 +327,13 @@ def test_an_event_that_a_watch_leaves_out_is_found(own: EtcdServer, monkeypatch:
     async def main() -> None:
         async with EtcdClient([own.uri]) as client, mirrored([own.uri]) as space:
             await space.transact({}, [("a", b"1"), ("b", b"1")], [])
-            observer = Observer(space)
+            observer, healths = Observer(space), list[Health]()
+            space.on_health.append(healths.append)
             monkeypatch.setattr(Entries, "apply", leaves_out)
             await client.commit(b"/p/", [], [Put("a", b"2"), Put("b", b"2")])
             await until(lambda: left_out)
             await client.commit(b"/p/", [], [Put("a", b"3")])
-            await until(lambda: space.health is Health.BEHIND)
-            await until(lambda: space.health is Health.CURRENT)
+            await until(lambda: healths == [Health.BEHIND, Health.CURRENT])
             assert held(space) == observer.told == await there(client)
 
     run(main())
