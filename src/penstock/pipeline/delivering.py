@@ -80,8 +80,8 @@ def replay(editor: Editor, pipeline: Pipeline, letters: Sequence[DeadLetter]) ->
         chain_steps(node)
     found = deadletters.messages(editor.client, pipeline.name, [letter.number for letter in letters])
     dead = DeadLetters(editor.client, pipeline.name, editor.clock())
-    for party in dict.fromkeys(_party(pipeline, name) for name in nodes):
-        names = [node.name for node in party if node.name in nodes]
+    parties = [[node.name for node in _party(pipeline, name) if node.name in nodes] for name in nodes]
+    for names in dict.fromkeys(map(tuple, parties)):
         mine = [letter for letter in letters if letter.sink in names]
         with (
             at_hand(pipeline),
