@@ -93,7 +93,7 @@ def _size(ctx: click.Context, parameter: click.Parameter, value: str) -> int:
 @_journals
 @click.option("--name", default="worker", show_default=True, help="The worker's name, for people.")
 @click.option(
-    "--credits", "credit", type=click.IntRange(min=2), default=4096, show_default=True, help="Of a session."
+    "--credits", "credit", type=click.IntRange(min=2), default=65536, show_default=True, help="Of a session."
 )
 @click.option(
     "--max-frame", callback=_size, default="16MiB", show_default=True, help="The longest frame taken."

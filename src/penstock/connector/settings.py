@@ -19,7 +19,8 @@ class WorkerSettings:
 
     cookie: bytes = field(default=b"", repr=False)
     version: str = SOURCE_VERSION
-    credits: int = 4096
+    credits: int = 65536
+    """Enough that small messages wait for the disk in few, large appends; `max_pending` bounds the memory, not this."""
     max_frame: int = MAX_FRAME
     max_sessions: int = 256
     max_streams: int = 4096
