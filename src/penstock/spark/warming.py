@@ -8,7 +8,7 @@ staging job for the first time. A job of the same form that does nothing has all
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def _run(spark: SparkSession) -> None:
         return  # the session has ended before, or no worker starts
 
 
-def _nothing(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+def _nothing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for _ in batches:
         pass
-    return ()
+    return iter(())
