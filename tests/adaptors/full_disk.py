@@ -62,7 +62,7 @@ def rows() -> Iterator[pa.RecordBatch]:
 
 @dataclass
 class Case:
-    """A sink whose target is at `place`; `found` counts the rows there."""
+    """A sink; `found` counts the rows in its target, `schemas` is what the log knows."""
 
     sink: Sink
     found: Callable[[], int]
@@ -70,18 +70,16 @@ class Case:
 
 
 def cases(top: Path) -> dict[str, Case]:
-    def lines(name: str) -> Callable[[], int]:
-        return lambda: int(ds.dataset(top / name, format="json").to_table().num_rows)
-
-    def files(name: str, form: str) -> Callable[[], int]:
+    def counted(name: str, form: str) -> Callable[[], int]:
         return lambda: int(ds.dataset(top / name, format=form).to_table().num_rows)
 
-    one = lambda **settings: a.file(**settings).sink()  # noqa: E731
+    lake, raw = (a.file(uri=f"file://{top}/{name}/", format="parquet") for name in ("lake", "raw"))
+    gzip, csv = (a.file(uri=f"file://{top}/{name}") for name in ("out.jsonl.gz", "out.csv"))
     return {
-        "parquet": Case(one(uri=f"file://{top}/lake/", format="parquet"), files("lake", "parquet"), KNOWN),
-        "raw": Case(one(uri=f"file://{top}/raw/", format="parquet"), files("raw", "parquet"), {}),
-        "gzip": Case(one(uri=f"file://{top}/out.jsonl.gz"), lines("out.jsonl.gz"), {}),
-        "csv": Case(one(uri=f"file://{top}/out.csv"), files("out.csv", "csv"), {}),
+        "parquet": Case(lake.sink(), counted("lake", "parquet"), KNOWN),
+        "raw": Case(raw.sink(), counted("raw", "parquet"), {}),
+        "gzip": Case(gzip.sink(), counted("out.jsonl.gz", "json"), {}),
+        "csv": Case(csv.sink(), counted("out.csv", "csv"), {}),
     }
 
 
