@@ -14,6 +14,7 @@ from tests.servers.proxy import proxied
 from penstock.journal.append import AppendMachine, State
 from penstock.journal.appending import NotInChargeError
 from penstock.journal.claims import EVERYTHING
+from penstock.journal.cluster import reading
 from penstock.journal.fragment import Codec, Fragment
 from penstock.journal.protocol import AppendRequest, Status
 from penstock.journal.replication import NotSynchronisedError, ReplicationError
@@ -22,8 +23,9 @@ from ..brokers import HookedDisk, in_loop, until
 from .nodes import JOURNAL, Cluster, cluster_of, require_ok, sums
 
 
-async def walked(machine: AppendMachine) -> list[State]:
-    states = [machine.state]
+async def walked(machine: AppendMachine, states: list[State]) -> list[State]:
+    """The states on the way to the end, of which `states` tells meanwhile."""
+    states.append(machine.state)
     try:
         while machine.state not in (State.ERROR, State.PROXY, State.FINISHED):
             await machine.step()
@@ -39,8 +41,10 @@ def machine_at(cluster: Cluster, name: str, **fields: object) -> AppendMachine:
 
 
 def test_a_peer_lost_before_its_acknowledgement_fails_the_append_and_the_next_goes_on(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(reading, "PATIENCE", 0.2)
+
     async def test() -> None:
         async with cluster_of(tmp_path, "abcd") as cluster:
             with proxied(cluster["c"].port) as to_c:
@@ -99,13 +103,14 @@ def test_a_route_that_a_peer_knows_better_is_waited_for(tmp_path: Path) -> None:
             cluster.create()
             cluster["a"].view.hold()
             cluster.assign("bca")
-            machine = machine_at(cluster, "a")
-            walking = asyncio.create_task(walked(machine))
-            await asyncio.sleep(0.2)
+            machine, states = machine_at(cluster, "a"), list[State]()
+            walking = asyncio.create_task(walked(machine, states))
+            await until(lambda: State.RECV_PIPELINE_SYNC in states and states[-1] is State.RESOLVE)
+            await asyncio.sleep(0.05)
             assert not walking.done()
             assert machine.state is State.RESOLVE
             cluster["a"].view.catch_up()
-            states = await walking
+            await walking
             assert states[:6] == [
                 State.RESOLVE,
                 State.ACQUIRE_PIPELINE,
@@ -190,15 +195,17 @@ def test_who_waits_for_the_pipeline_while_the_route_goes_resolves_again(tmp_path
 def test_a_primary_whose_lease_ran_out_acknowledges_nothing(tmp_path: Path, when: str) -> None:
     async def test() -> None:
         async with cluster_of(tmp_path) as cluster:
-            with proxied(cluster["c"].port, delay=0.1) as to_c:
+            with proxied(cluster["c"].port) as to_c:
                 cluster.announce("c", to_c.uri)
                 cluster.create()
                 await cluster["a"].append_bytes(b"x")
+                to_c.stall()
                 cluster["a"].alive = when != "before"
                 appending = asyncio.create_task(cluster["a"].append_bytes(b"y"))
                 if when != "before":
                     await until(lambda: cluster["b"].replica().spool.end == 2)
                     cluster["a"].alive = False
+                    to_c.heal()
                 with pytest.raises(NotInChargeError, match="lease"):
                     await appending
                 if when == "before":
