@@ -372,12 +372,6 @@ def test_a_member_is_drained_when_it_leaves_and_holds_nothing(etcd: Scripted) ->
 # On a real etcd.
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    with running(tmp_path_factory.mktemp("etcd")) as server:
-        yield server
-
-
 class Node:
     """A broker as far as the allocator sees it: a lease, a member key, a mirror, the loop; it leads in earnest, in
     that it has its replicas agree."""

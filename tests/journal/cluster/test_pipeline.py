@@ -13,7 +13,6 @@ from tests.servers.proxy import proxied
 from penstock.journal.append import AppendMachine
 from penstock.journal.auth import KeyedAuthorizer, Keys
 from penstock.journal.claims import EVERYTHING
-from penstock.journal.cluster import reading
 from penstock.journal.cluster.pipeline import PeerPipeline
 from penstock.journal.labels import label_set
 from penstock.journal.protocol import AppendRequest, Status
@@ -122,11 +121,7 @@ def test_acknowledgements_come_in_the_order_of_the_proposals(tmp_path: Path) -> 
     in_loop(test)
 
 
-def test_a_replica_acknowledges_only_what_its_disk_has_and_then_many_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "PATIENCE", 0.2)
-
+def test_a_replica_acknowledges_only_what_its_disk_has_and_then_many_at_once(tmp_path: Path) -> None:
     async def test() -> None:
         disk, gate = HookedDisk(), Gate()
         async with cluster_of(tmp_path, "ab") as cluster:
@@ -145,7 +140,7 @@ def test_a_replica_acknowledges_only_what_its_disk_has_and_then_many_at_once(
             assert await asyncio.to_thread(gate.reached.wait, 10)
             await until(lambda: cluster["c"].replica().spool.end == 26)
             assert not any(append.done() for append in at_once)
-            assert await cluster["a"].content() == b"before", "nor is it read before every replica has it"
+            assert await cluster["a"].content_now() == b"before", "nor is it read before every replica has it"
             gate.open()
             await asyncio.gather(*at_once)
             assert len(syncs) == 2, "the first commit, then all that came meanwhile"
