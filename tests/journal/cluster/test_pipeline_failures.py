@@ -14,6 +14,8 @@ from tests.servers.proxy import proxied
 from penstock.journal.append import AppendMachine, State
 from penstock.journal.appending import NotInChargeError
 from penstock.journal.claims import EVERYTHING
+from penstock.journal.cluster import peers
+from penstock.journal.cluster.proxy import ProxyError
 from penstock.journal.fragment import Codec, Fragment
 from penstock.journal.protocol import AppendRequest, Status
 from penstock.journal.replication import NotSynchronisedError, ReplicationError
@@ -155,6 +157,60 @@ def test_too_many_replicas_are_waited_for_and_too_few_are_told(tmp_path: Path) -
                 assert response.status == Status.INSUFFICIENT_JOURNAL_BROKERS
             cluster.assign("")
             assert (await cluster["a"].append_bytes(b"x")).status == Status.NO_JOURNAL_PRIMARY_BROKER
+
+    in_loop(test)
+
+
+def test_an_append_under_way_when_a_replica_joins_is_acknowledged_first(tmp_path: Path) -> None:
+    """The streams of the new route would take the spools from those of the old one."""
+
+    async def test() -> None:
+        async with cluster_of(tmp_path, "abcd") as cluster:
+            with proxied(cluster["c"].port) as to_c:
+                cluster.announce("c", to_c.uri)
+                cluster.create()
+                await cluster["a"].append_bytes(b"before ")
+                to_c.stall()
+                pending = asyncio.create_task(cluster["a"].append_bytes(b"under way "))
+                await until(lambda: cluster["b"].replica().spool.end == 17)
+                cluster.assign("abcd")
+                pulsing = asyncio.create_task(cluster["a"].pulse())
+                await asyncio.sleep(0.05)
+                to_c.heal()
+                assert require_ok(await pending) == (7, 17)
+                await until(lambda: bool(cluster["d"].replica().guest))
+                cluster.assign("abd")
+                await pulsing
+                assert require_ok(await cluster["a"].append_bytes(b"after")) == (17, 22)
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["in time", "not in time"])
+def test_who_is_passed_on_to_a_broker_that_leaves_the_cluster_is_answered(
+    tmp_path: Path, answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not answers:
+        monkeypatch.setattr(peers, "FAREWELL", 0.05)
+
+    async def test() -> None:
+        async with cluster_of(tmp_path) as cluster:
+            with proxied(cluster["a"].port) as to_a:
+                cluster.announce("a", to_a.uri)
+                cluster.create()
+                await cluster["a"].pulse()
+                to_a.stall()
+                passed_on = asyncio.create_task(cluster["b"].append_bytes(b"x"))
+                await until(lambda: bool(cluster["b"].peers._channels))
+                leaving = asyncio.create_task(cluster["b"].peers.retain(()))
+                if answers:
+                    to_a.heal()
+                    require_ok(await passed_on)
+                else:
+                    with pytest.raises(ProxyError, match="left the cluster") as told:
+                        await passed_on
+                    assert not told.value.harmless
+                await leaving
 
     in_loop(test)
 
