@@ -20,7 +20,7 @@ from penstock.journal.fragment import Codec, Fragment
 from penstock.journal.protocol import AppendRequest, Status
 from penstock.journal.replication import NotSynchronisedError, ReplicationError
 
-from ..brokers import HookedDisk, in_loop, until
+from ..brokers import Gate, HookedDisk, in_loop, until
 from .nodes import JOURNAL, Cluster, cluster_of, require_ok, sums
 
 
@@ -165,23 +165,24 @@ def test_an_append_under_way_when_a_replica_joins_is_acknowledged_first(tmp_path
     """The streams of the new route would take the spools from those of the old one."""
 
     async def test() -> None:
-        async with cluster_of(tmp_path, "abcd") as cluster:
-            with proxied(cluster["c"].port) as to_c:
-                cluster.announce("c", to_c.uri)
-                cluster.create()
-                await cluster["a"].append_bytes(b"before ")
-                to_c.stall()
-                pending = asyncio.create_task(cluster["a"].append_bytes(b"under way "))
-                await until(lambda: cluster["b"].replica().spool.end == 17)
-                cluster.assign("abcd")
-                pulsing = asyncio.create_task(cluster["a"].pulse())
-                await asyncio.sleep(0.05)
-                to_c.heal()
-                assert require_ok(await pending) == (7, 17)
-                await until(lambda: bool(cluster["d"].replica().guest))
-                cluster.assign("abd")
-                await pulsing
-                assert require_ok(await cluster["a"].append_bytes(b"after")) == (17, 22)
+        disk, gate = HookedDisk(), Gate()
+        async with cluster_of(tmp_path, "abd") as cluster:
+            await cluster.start("c", disk=disk)
+            cluster.create(length=64 << 20)
+            await cluster["a"].append_bytes(b"before ")
+            disk.before = lambda step, path: gate.wait() if step == "write" else None
+            pending = asyncio.create_task(cluster["a"].append_bytes(bytes(1 << 20)))
+            assert await asyncio.to_thread(gate.reached.wait, 60)
+            cluster.assign("abcd")
+            pulsing = asyncio.create_task(cluster["a"].pulse())
+            await asyncio.sleep(0.2)
+            gate.open()
+            assert require_ok(await pending) == (7, 7 + (1 << 20))
+            await until(lambda: bool(cluster["d"].replica().guest))
+            cluster.assign("abd")
+            await pulsing
+            require_ok(await cluster["a"].append_bytes(b"after"))
+            assert len(sums(cluster, "abd")) == 1
 
     in_loop(test)
 
