@@ -81,6 +81,10 @@ def test_frames_that_are_not_for_now_end_the_connection_with_the_reason(
     ("raw", "reason"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "the limit is"),
+        (
+            bytes.fromhex("000600000000"),
+            "the limit is 327,686",
+        ),  # nobody without a cookie has us keep megabytes
         (bytes(4), "length 0"),
         (bytes.fromhex("0000000109"), "tag 9"),
         (fr.encode(fr.Notify(1, "s", 0)), "Bad protocol FSM state"),

@@ -19,6 +19,16 @@ from penstock.adaptors.generate import Generate
 from penstock.base.errors import RefusedError
 from penstock.connector.sink import SinkServer, Terms, Transaction, Workers, transactions
 from penstock.connector.sink.files import FileStorage, committed_bytes, file_of
+from penstock.journal.client import Client
+from penstock.journal.embedded import EmbeddedBroker
+from penstock.log import offsets
+from penstock.log.commitlog import CommitLog
+from penstock.log.compaction import compact
+from penstock.log.message import Message, MessageOffset
+from penstock.log.offsets import Commit
+from penstock.pipeline.atomic import GROUP
+from penstock.pipeline.delivering import step
+from penstock.pipeline.editing import open_editor
 from penstock.pipeline.progress import Progress, Summary
 from penstock.pipeline.runner import run
 from penstock.spark.tasks import lane_of
@@ -89,20 +99,29 @@ def seqs(documents: list[dict[str, object]]) -> list[object]:
     return [document["seq"] for document in documents]
 
 
-def test_a_pipeline_goes_through_and_goes_on_where_it_was(rig: Rig) -> None:
-    address = rig.sink("out")
+def test_a_pipeline_goes_through_and_goes_on_where_it_was_also_if_it_was_stepped_by_hand(rig: Rig) -> None:
+    addresses = {name: rig.sink(name) for name in ("out", "more")}
 
-    def pipeline(count: int) -> Pipeline:
+    def pipeline(count: int, *sinks: str) -> Pipeline:
         made = Pipeline("p", batch_messages=400)
-        made.source("numbers", numbers(count)).save("out", to(address))
+        source = made.source("numbers", numbers(count))
+        for name in sinks:
+            source.save(name, to(addresses[name]))
         return made
 
-    summary = rig.run(pipeline(1000))
+    summary = rig.run(pipeline(1000, "out"))
     assert (summary.exit_code, summary.sinks[0].delivered, summary.adds_up) == (0, 1000, True)
     assert seqs(rig.documents("out", "p.out.0")) == list(range(1000))
     assert rig.open_transactions("out") == []
-    assert rig.run(pipeline(1500)).sinks[0].delivered == 500
+    both = pipeline(1500, "out", "more")
+    with open_editor(rig.path / "data", "me") as editor:
+        stepped = list(step(editor, both, "out", 2, bury=False))
+    assert [(one.sink, one.offset) for one in stepped] == [("more", 0), ("more", 1)], (
+        "the one that lacks them"
+    )
+    assert [sink.delivered for sink in rig.run(both).sinks] == [500, 1498]
     assert seqs(rig.documents("out", "p.out.0")) == list(range(1500))
+    assert seqs(rig.documents("more", "p.more.0")) == list(range(1500))
 
 
 def test_a_key_stays_in_its_lane_and_lanes_that_go_are_announced(rig: Rig) -> None:
@@ -221,6 +240,43 @@ def test_a_message_that_no_vote_is_given_for_follows_the_policy(rig: Rig, group:
     assert seqs(rig.documents("one", "p.one.0")) == others
     if group:
         assert seqs(rig.documents("two", "p.two.0")) == others
+
+
+@pytest.mark.parametrize("group", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_a_rewind_into_compacted_messages_is_narrowed_down_to_the_one_that_no_vote_is_given_for(
+    rig: Rig, group: bool
+) -> None:
+    """The range has holes, which is no reason to stop; and what the sink has stays known to the offset log."""
+    names = ["a", "b", "c", "d", "e"]
+    refused: list[bytes] = []
+
+    class Picky(PickyStorage):
+        @staticmethod
+        def refuses(content: bytes) -> bool:
+            return any(one in content for one in refused)
+
+    pipeline = Pipeline("p", segment_bytes=2_000)
+    source = pipeline.source("numbers", numbers(60, namespaces=names))
+    sinks = ["one", "two"] if group else ["one"]
+    for name in sinks:
+        source.save(name, to(rig.sink(name, Picky if name == "one" else FileStorage)), on_error="dead-letter")
+    assert rig.run(pipeline).exit_code == 0
+    with EmbeddedBroker(rig.path / "data") as broker, Client(broker.address) as client:
+        log = CommitLog(client, "p", rig.path / "data" / "index", None, 1)
+        client.roll(log.journal)
+        log.append([Message("a", b'{"seq":60}')], {}, [], 1)
+        first = compact(log, MessageOffset(60), now=1).first.offset
+        kept = [record.offset for record in log.reader.compacted(0, first - 1)]
+        for name in [*sinks, GROUP] if group else sinks:
+            offsets.edit(client, "p", name, 1, lambda held: (Commit(careful=first), {}))
+    assert (first, len(kept)) == (60, 5)
+    refused.append(b'"seq":%d,' % kept[2])
+    again = rig.run(pipeline)
+    assert (again.exit_code, [sink.dead for sink in again.sinks]) == (0, [1] * len(sinks))
+    for name in sinks:
+        assert seqs(rig.documents(name, f"p.{name}.0")) == [
+            *range(60), *(n for n in kept if n != kept[2]), 60,
+        ]  # fmt: skip
 
 
 @pytest.mark.soak

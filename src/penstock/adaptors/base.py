@@ -385,6 +385,9 @@ class Publisher(ABC):
 class AbortedError(PenstockError):
     """A target voted to abort: nothing of the batch is visible anywhere, and the same messages are sent again."""
 
+    sink = ""
+    """Whose target it was, once the votes of all were looked at."""
+
 
 class Voting(Publisher):
     """A publisher whose target votes: tasks prepare, the offset log decides, and only then the target is told.

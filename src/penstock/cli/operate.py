@@ -45,7 +45,8 @@ def step(
     """Deliver just the next message to SINK, and tell what happened.
 
     It goes through the functions and is acknowledged like any other. One that is refused stays the next one, and
-    the exit code is 3. Needs no Spark; a sink behind a function of a DataFrame cannot be stepped.
+    the exit code is 3. Needs no Spark; a sink behind a function of a DataFrame cannot be stepped. Sinks that commit
+    together are stepped together.
 
     \b
     Examples:

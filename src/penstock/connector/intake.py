@@ -9,13 +9,14 @@ an open stream is handed out as a frame, for the session to judge.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from struct import Struct
 from typing import Final
 
 from penstock.connector.frames import (
-    HEAD,
     HEAD_AFTER_LENGTH,
     MAX_FRAME,
     NOTHING_SEEN,
+    SHORT_LIMIT,
     Frame,
     FrameError,
     Tag,
@@ -23,8 +24,13 @@ from penstock.connector.frames import (
     greeting_of,
 )
 
-_UNPACK_HEAD = HEAD.unpack_from
-_SMALLEST: Final = HEAD.size
+_HEAD: Final = Struct(">IBQQ8xH")
+"""As `frames.HEAD`, without the time, which is nothing to a worker."""
+_UNPACK_HEAD = _HEAD.unpack_from
+_SMALLEST: Final = _HEAD.size
+_NO_STREAM: Final = -1
+LONGEST_HELLO: Final = 1 + 5 * (2 + SHORT_LIMIT)
+"""What a peer that has shown no cookie yet may make us keep."""
 _FRESH: Final = -1
 """In `Intake.last`: nothing was seen of this stream."""
 
@@ -94,8 +100,9 @@ class Intake:
                 return
             yield frame
 
-    def payload(self) -> memoryview | None:
+    def payload(self, limit: int | None = None) -> memoryview | None:
         """The next frame as it came, tag first; None if it is not complete."""
+        limit = self.limit if limit is None else min(limit, self.limit)
         data, at, have = self._data, self._at, len(self._data) - self._at
         if have < 4:
             self._wanted = 4
@@ -103,8 +110,8 @@ class Intake:
         length = int.from_bytes(data[at : at + 4], "big")
         if length == 0:
             raise FrameError("a frame of length 0")
-        if length > self.limit:
-            raise FrameError(f"a frame of {length:,} bytes, the limit is {self.limit:,}")
+        if length > limit:
+            raise FrameError(f"a frame of {length:,} bytes, the limit is {limit:,}")
         if have < 4 + length:
             self._wanted = 4 + length
             return None
@@ -113,7 +120,7 @@ class Intake:
 
     def greeting(self) -> tuple[str, bytes, memoryview] | None:
         """Version, cookie and all of the first frame, which must be a HELLO; None if it is not complete."""
-        payload = self.payload()
+        payload = self.payload(LONGEST_HELLO)
         if payload is None:
             return None
         if payload[0] != Tag.HELLO:
@@ -126,22 +133,33 @@ class Intake:
         return None if payload is None else frame_of(payload)
 
     def _run(self) -> Run | None:
-        """All messages from here on that need no judging."""
+        """All messages from here on that need no judging. Every message passes here, so this is kept tight."""
         data, at, end, limit = self._data, self._at, len(self._data), self.limit
         known, message = self.last, Tag.MESSAGE.value
         begin = piece = at
         run = Run()
+        current, last = _NO_STREAM, _FRESH
         spent = dropped = 0
         while end - at >= _SMALLEST:
-            length, tag, stream, number, _, key = _UNPACK_HEAD(data, at)
-            if tag != message or stream not in known:
-                break
+            length, tag, stream, number, key = _UNPACK_HEAD(data, at)
+            if stream != current:
+                if stream not in known:
+                    break
+                if current != _NO_STREAM:
+                    self._reached(current, last, run)
+                current, last = stream, known[stream]
             behind = at + 4 + length
-            if behind > end or length > limit or length < HEAD_AFTER_LENGTH + key or number == NOTHING_SEEN:
+            if (
+                tag != message
+                or behind > end
+                or length > limit
+                or length < HEAD_AFTER_LENGTH + key
+                or number == NOTHING_SEEN
+            ):
                 break
             spent += 1
-            if number > known[stream]:
-                known[stream] = run.lasts[stream] = number
+            if number > last:
+                last = number
             else:
                 dropped += 1
                 if piece < at:
@@ -150,9 +168,14 @@ class Intake:
             at = behind
         if at == begin:
             return None
+        self._reached(current, last, run)
         if piece < at:
             run.pieces.append(memoryview(data)[piece:at])
         run.size = sum(map(len, run.pieces))
         run.count, run.spent = spent - dropped, spent
         self._at = at
         return run
+
+    def _reached(self, stream: int, last: int, run: Run) -> None:
+        if last != self.last[stream]:
+            self.last[stream] = run.lasts[stream] = last

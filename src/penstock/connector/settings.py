@@ -19,7 +19,8 @@ class WorkerSettings:
 
     cookie: bytes = field(default=b"", repr=False)
     version: str = SOURCE_VERSION
-    credits: int = 4096
+    credits: int = 65536
+    """Enough that small messages wait for the disk in few, large appends; `max_pending` bounds the memory, not this."""
     max_frame: int = MAX_FRAME
     max_sessions: int = 256
     max_streams: int = 4096
@@ -42,6 +43,10 @@ class WorkerSettings:
 
     def trusts(self, cookie: bytes) -> bool:
         return hmac.compare_digest(cookie, self.cookie)
+
+
+class NotHereError(UsageError):
+    """A worker was asked for an instance or a stream that it does not have."""
 
 
 def instance_fault(name: str) -> str | None:

@@ -177,7 +177,9 @@ def edit(client: Client, pipeline: str, sink: str, now: int, change: Change) -> 
     if commit.watermark < before.watermark and commit.generation <= before.generation:
         commit = msgspec.structs.replace(commit, generation=before.generation + 1)
     published = before.in_target if commit.generation == before.generation else None
-    commit = msgspec.structs.replace(commit, published=published)
+    commit = msgspec.structs.replace(
+        commit, published=published, lanes=before.lanes, leaving=before.leaving
+    )  # what the target has been told is no matter of edits
     log.replace(commit, namespaces, now)
     return log.state
 

@@ -1,4 +1,4 @@
-"""The sinks of a pipeline that commit together: one query, one position, one decision, and a face for each.
+"""The sinks of a pipeline that commit together: one query, one position, one decision (`supervisedgroup.py`).
 
 Sinks whose adaptor is `atomic` form the group, if there are at least two of them. They share what is done about refused
 messages and about lag, so these must be said alike for all.
@@ -6,31 +6,29 @@ messages and about lag, so these must be said alike for all.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 from penstock.base.errors import UsageError
-from penstock.log.offsets import Commit, OffsetLog
-from penstock.log.positions import LogPoint
+from penstock.journal.client import Client
+from penstock.log.offsets import OffsetLog
 from penstock.pipeline.definition import Pipeline, SinkNode
-from penstock.pipeline.namespace import Namespace
-from penstock.pipeline.progress import NodeProgress, SinkSummary
-from penstock.pipeline.supervisor import SupervisedSink, Surroundings, runner_for
-
-if TYPE_CHECKING:
-    from penstock.spark.batch import Bury
-    from penstock.spark.voting import VotingRunner
 
 GROUP = "atomic-group"
 
 
-def atomic_nodes(pipeline: Pipeline) -> tuple[SinkNode, ...]:
+def members(pipeline: Pipeline) -> tuple[SinkNode, ...]:
     """The sinks that commit together; none if there is only one, which decides for itself."""
     nodes = tuple(node for node in pipeline.sink_nodes if getattr(node.adaptor, "atomic", False))
-    if len(nodes) < 2:
-        return ()
+    return nodes if len(nodes) > 1 else ()
+
+
+def commits_with(pipeline: Pipeline, sink: SinkNode) -> tuple[str, ...]:
+    """The others that a sink commits together with."""
+    names = [node.name for node in members(pipeline)]
+    return tuple(name for name in names if name != sink.name) if sink.name in names else ()
+
+
+def atomic_nodes(pipeline: Pipeline) -> tuple[SinkNode, ...]:
+    """The sinks that commit together; refused if they do not share what they must."""
+    nodes = members(pipeline)
     for node in nodes[1:]:
         if (node.on_error, node.max_lag) != (nodes[0].on_error, nodes[0].max_lag):
             raise UsageError(
@@ -40,58 +38,6 @@ def atomic_nodes(pipeline: Pipeline) -> tuple[SinkNode, ...]:
     return nodes
 
 
-@dataclass
-class Member:
-    """One sink of the group, as it is shown."""
-
-    node: SinkNode
-    commit: Callable[[], Commit]
-    first: Commit
-
-
-class SupervisedGroup(SupervisedSink):
-    """The group and its query."""
-
-    def __init__(
-        self,
-        nodes: Sequence[SinkNode],
-        claim: Callable[[], OffsetLog],
-        claims: Callable[[str], Callable[[], OffsetLog]],
-        bury: Callable[[str], Bury],
-        around: Surroundings,
-    ) -> None:
-        """`claim` takes the journal of the group's decisions, `claims` the offset log of each sink."""
-        from penstock.spark.group import GroupRunner, GroupSink
-        from penstock.spark.voting import VotingRunner
-
-        self.nodes = tuple(nodes)
-        group = dataclasses.replace(nodes[0], name=GROUP, ns=Namespace(".*"), steps=())
-        runners = []
-        for node in nodes:
-            runner = runner_for(node, claims(node.name), bury(node.name), around)
-            assert isinstance(runner, VotingRunner)
-            runners.append(runner)
-        made = runner_for(group, claim, bury(GROUP), around, GroupSink(), GroupRunner)
-        assert isinstance(made, GroupRunner)
-        made.members = runners
-        super().__init__(group, made, around)
-        for runner in runners:
-            runner.tell_done(self._count)
-        self.members = [
-            Member(node, _commit_of(runner), runner.offsets.state.commit)
-            for node, runner in zip(nodes, runners, strict=True)
-        ]
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(node.name for node in self.nodes)
-
-    def progresses(self, end: LogPoint) -> list[NodeProgress]:
-        return [self._progress_of(one.node, one.commit(), one.first, end) for one in self.members]
-
-    def summaries(self, end: LogPoint) -> list[SinkSummary]:
-        return [self._summary_of(one.node, one.commit(), one.first, end) for one in self.members]
-
-
-def _commit_of(runner: VotingRunner) -> Callable[[], Commit]:
-    return lambda: runner.offsets.state.commit
+def decisions_of(client: Client, pipeline: str, now: int) -> OffsetLog:
+    """The record of the group's decisions, claimed."""
+    return OffsetLog(client, pipeline, GROUP, now, kind="decisions")

@@ -38,7 +38,7 @@ from penstock.log.keeping import keep
 from penstock.log.offsets import OffsetLog
 from penstock.log.schema import LatestSchemas
 from penstock.pipeline.account import account, functions_told, source_told
-from penstock.pipeline.atomic import GROUP, SupervisedGroup, atomic_nodes
+from penstock.pipeline.atomic import atomic_nodes, decisions_of
 from penstock.pipeline.beating import beating
 from penstock.pipeline.burying import Burials
 from penstock.pipeline.clock import Clock, now_us
@@ -54,6 +54,7 @@ from penstock.pipeline.place import Place, empty_scratch, open_place, source_opt
 from penstock.pipeline.progress import Progress, RunFile, SparkProgress, Summary, publish
 from penstock.pipeline.serving import serving
 from penstock.pipeline.stopping import Stop, signals
+from penstock.pipeline.supervisedgroup import SupervisedGroup
 from penstock.pipeline.supervisor import SupervisedSink, Surroundings, runner_for
 from penstock.spark.reach import Reach
 
@@ -284,7 +285,7 @@ class _Run:
         return lambda: OffsetLog(self._place.client, self._pipeline.name, sink, now_us())
 
     def _decisions(self) -> OffsetLog:
-        return OffsetLog(self._place.client, self._pipeline.name, GROUP, now_us(), kind="decisions")
+        return decisions_of(self._place.client, self._pipeline.name, now_us())
 
     def _hindrance(self) -> str | None:
         """Why the source may not be read now."""

@@ -45,7 +45,7 @@ from penstock.log.positions import LogPoint
 from penstock.spark.options import SourceOptions
 from penstock.spark.reach import Reach
 from penstock.spark.sealed import Safe
-from penstock.spark.single import Delivered, advanced, refuse_older_target
+from penstock.spark.single import Delivered, advanced, now_us, refuse_older_target
 from penstock.spark.staging import AccountError, Staging
 from penstock.spark.tasks import SingleTask, Task
 from penstock.spark.transform import BURIED_AT_ONCE, REPORTED_REFUSALS, FrameStep, segments, summed
@@ -191,7 +191,7 @@ class BatchRunner:
         if not self._busy.acquire(timeout=max(patience, 0.0)):
             return False
         try:
-            self.offsets.flush(_now())
+            self.offsets.flush(now_us())
         finally:
             self._busy.release()
         return True
@@ -200,8 +200,8 @@ class BatchRunner:
         """Write what was noted, and keep the offset log small; unless a batch is under way, which is soon enough."""
         if self._busy.acquire(blocking=False):
             try:
-                self.offsets.flush(_now())
-                self.offsets.compact(_now())
+                self.offsets.flush(now_us())
+                self.offsets.compact(now_us())
             finally:
                 self._busy.release()
 
@@ -268,9 +268,9 @@ class BatchRunner:
         self._burying = self.buries
         careful = self.offsets.state.commit.careful
         if begin.offset < careful:
-            stop = LogPoint(MessageOffset(min(end.offset, careful)), begin.byte)
-            self._singly(work.frame, begin, stop)
-            work = work.behind(stop)
+            stop = min(end.offset, careful)
+            self._singly(work.until(stop))
+            work = work.behind(LogPoint(MessageOffset(stop), begin.byte))
         if work.begin.offset < end.offset:
             self._in_bulk(work)
 
@@ -385,16 +385,16 @@ class BatchRunner:
         self._in_target = position.watermark
 
     def _committed(self, commit: Commit, namespaces: Mapping[str, int]) -> None:
-        self.offsets.commit(commit, namespaces, _now())
+        self.offsets.commit(commit, namespaces, now_us())
 
-    def _singly(self, frame: DataFrame, begin: LogPoint, end: LogPoint) -> None:
-        """Deliver [begin, end) one message at a time, in one task that has target and offset log for itself."""
-        at = begin.offset
-        while at < end.offset:
+    def _singly(self, work: Work) -> None:
+        """Deliver messages one at a time, in one task that has target and offset log for itself."""
+        at, byte = work.begin
+        while at < work.end.offset:
             started = time.monotonic()
-            before, done = LogPoint(at, begin.byte), self._single_job(frame, at, end.offset)
+            before, done = LogPoint(at, byte), self._single_job(work.frame, at, work.end.offset)
             at = MessageOffset(done.watermark)
-            self.at = LogPoint(at, begin.byte)
+            self.at = LogPoint(at, byte)
             self._done(
                 BatchReport(before, self.at, done.delivered, done.dropped, 0, 0, time.monotonic() - started)
             )
@@ -458,7 +458,3 @@ def refusal_error(sink: str, refusal: Refusal) -> RefusedError:
         hint=f"everything before it is delivered; look at it with `penstock xlog show {refusal.offset}`, "
         f"go past it with `penstock offset ack {sink} {refusal.offset}`, or mend the cause and run again",
     )
-
-
-def _now() -> int:
-    return time.time_ns() // 1000

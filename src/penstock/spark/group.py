@@ -18,8 +18,9 @@ import msgspec
 
 from penstock.adaptors.base import Guarantee, Order, Refusal, Sink
 from penstock.log.message import ByteOffset, MessageOffset
-from penstock.log.offsets import Commit, Lane
+from penstock.log.offsets import Commit
 from penstock.log.positions import LogPoint
+from penstock.spark.ballot import decision, follow
 from penstock.spark.batch import BatchReport, refusal_error
 from penstock.spark.tasks import Task
 from penstock.spark.voting import VotingRunner
@@ -64,8 +65,8 @@ class GroupRunner(VotingRunner):
         return bool(self.members) and all(member.is_open for member in self.members)
 
     def _open(self, log_end: int) -> None:
-        self._follow()
         for member in self.members:
+            follow(self.offsets.state, member.name, member.offsets)
             member.open(log_end)
         lowest = min(member.offsets.state.commit.watermark for member in self.members)
         if self.offsets.state.commit.watermark != lowest:  # a sink is new here, or an operator moved one
@@ -93,23 +94,6 @@ class GroupRunner(VotingRunner):
         super().keep_offsets()
         for member in self.members:
             member.keep_offsets()
-
-    def _follow(self) -> None:
-        """Bring the sinks' offset logs to the last decision, if a crash kept them from it."""
-        state = self.offsets.state
-        for member in self.members:
-            decided = (state.commit.members or {}).get(member.name)
-            if decided is not None:
-                held = member.offsets.state.commit
-                followed = after_decision(held, decided)
-                if followed != held:
-                    prefix = f"{member.name}/"
-                    told = {
-                        ns.removeprefix(prefix): at
-                        for ns, at in state.namespaces.items()
-                        if ns.startswith(prefix)
-                    }
-                    member._committed(followed, told)
 
     def _in_bulk(self, work: Work) -> None:
         started = time.monotonic()
@@ -161,42 +145,29 @@ class GroupRunner(VotingRunner):
         members: dict[str, Commit] = {}
         namespaces: dict[str, int] = {}
         for share, (commit, told, _), own in zip(shares, accounts, lanes, strict=True):
-            members[share.member.name] = msgspec.structs.replace(commit, lanes={**share.member.lanes, **own})
+            members[share.member.name] = share.member.ballot.decided(commit, own)
             namespaces |= {f"{share.member.name}/{ns}": at for ns, at in told.items()}
-        self._committed(_decision(self.offsets.state.commit, work, members), namespaces)
+        self._committed(decision(self.offsets.state.commit, work.end.offset, members), namespaces)
         self.aborts = 0
         for share, (commit, told, report), own in zip(shares, accounts, lanes, strict=True):
             share.member._decide(commit, told, own, report)
             share.member.aborts = 0
         for share, own in zip(shares, lanes, strict=True):
             if own:
-                share.member.voting.tell(own)
+                share.member.ballot.voting.tell(own)
         for share, (_, _, report) in zip(shares, accounts, strict=True):
             share.member._done(report)
         self._done(BatchReport(work.begin, work.end, 0, 0, 0, 0, time.monotonic() - started))
 
     def _buried(self, refusal: Refusal) -> None:
-        """A message that one of the targets does not vote for is dead for all of them."""
-        for member in self.members:
-            if member.offsets.state.commit.watermark <= refusal.offset:
-                member._buried(refusal)
-        end = LogPoint(MessageOffset(refusal.offset + 1), ByteOffset(0))
+        """A message that one of the targets does not vote for is dead for all of them, which is a decision, too."""
+        lacking = [one for one in self.members if one.offsets.state.commit.watermark <= refusal.offset]
         members = {member.name: member.offsets.state.commit for member in self.members}
-        self._committed(_decision(self.offsets.state.commit, Work(None, end, end, None), members), {})  # type: ignore[arg-type]
-
-
-def after_decision(held: Commit, decided: Commit) -> Commit:
-    """What a sink has, if its group has decided that it has `decided`.
-
-    Where an operator has moved the sink since, its own word holds; but for the lanes, whose ends only grow.
-    """
-    lanes = dict(held.lanes or {})
-    for worker, lane in (decided.lanes or {}).items():
-        if lane.end > lanes.get(worker, Lane(-1, "")).end:
-            lanes[worker] = lane
-    ahead = decided.generation == held.generation and decided.watermark > held.watermark
-    base = decided if ahead else held
-    return msgspec.structs.replace(base, lanes=lanes or base.lanes)
+        members |= {member.name: member._dead(refusal) for member in lacking}
+        namespaces = {f"{member.name}/{refusal.ns}": refusal.offset for member in lacking}
+        self._committed(decision(self.offsets.state.commit, refusal.offset + 1, members), namespaces)
+        for member in lacking:
+            member._committed(members[member.name], {refusal.ns: refusal.offset})
 
 
 def _own(member: VotingRunner, work: Work) -> Work:
@@ -212,8 +183,3 @@ def _nothing(share: _Share, started: float) -> tuple[Commit, Mapping[str, int], 
     commit = share.member.offsets.state.commit
     end = share.work.end
     return commit, {}, BatchReport(end, end, 0, 0, 0, 0, time.monotonic() - started)
-
-
-def _decision(before: Commit, work: Work, members: Mapping[str, Commit]) -> Commit:
-    careful = before.careful if before.careful > work.end.offset else 0
-    return msgspec.structs.replace(before, watermark=work.end.offset, careful=careful, members=dict(members))

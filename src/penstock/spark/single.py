@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.adaptors.base import Publisher, Refusal, Sink, SinkPosition, Stage, Staged, Voting
+from penstock.adaptors.base import Publisher, Refusal, Sink, SinkPosition, Stage, Staged
 from penstock.base import faults
-from penstock.base.errors import CorruptError, RefusedError, UsageError
+from penstock.base.errors import CorruptError, RefusedError
 from penstock.functions.chain import Chain, NamespaceMatcher, Step
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.record import Record
@@ -36,6 +36,8 @@ Bury = Callable[[Refusal], None]
 NO_DATA = "data is null: the text is not JSON, or a DataFrame function made it so"
 """Why a message without data is refused."""
 
+NOTHING = Staged("", 0, 0, 0, -1, -1, True, {})
+
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
@@ -46,6 +48,43 @@ class Delivered:
     dropped: int = 0
     dead: int = 0
     refused: Refusal | None = None
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000
+
+
+class SingleStager:
+    """Takes one message through the functions in front of a sink, and stages it."""
+
+    def __init__(
+        self, name: str, sink: Sink, accept: NamespaceMatcher, steps: Sequence[Step], scratch: Path
+    ) -> None:
+        self.name = name
+        self.sink = sink
+        self._accept = accept
+        self._chain = Chain(steps)
+        self._directory = sink.staging(scratch)
+
+    def stage(
+        self, rows: pa.RecordBatch, skip_below: int, plan: str = "", lane: int = 0
+    ) -> tuple[Staged, Refusal | None]:
+        """What was staged of the message, nothing if the functions leave it out; and who refused it, if someone did."""
+        if rows.column("data").null_count:
+            return NOTHING, Refusal(rows.column("offset")[0].as_py(), origin_of(rows), NO_DATA, self.name)
+        applied = self._chain.apply(rows, self._accept)
+        if applied.refused:
+            first = applied.refused[0]
+            return NOTHING, Refusal(first.offset, first.ns, first.error, first.node)
+        name = f"single-{uuid.uuid4().hex[:8]}"
+        stage = Stage(self._directory / name, name, skip_below, plan, lane)
+        stage.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        staged = self.sink.stager().stage(stage, iter([applied.batch]))
+        return staged, replace(staged.refused[0], node=self.name) if staged.refused else None
+
+    def clear(self) -> None:
+        """Nothing of what was staged is needed any more."""
+        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 class SingleDelivery:
@@ -62,16 +101,13 @@ class SingleDelivery:
         log_id: str,
         scratch: Path,
         bury: Bury | None = None,
-        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+        clock: Callable[[], int] = now_us,
     ) -> None:
         """`bury`, if given, takes refused messages; without it the first one ends the delivery."""
         self._name = sink_name
-        self._sink = sink
-        self._accept = accept
-        self._chain = Chain(steps)
+        self._stager = SingleStager(sink_name, sink, accept, steps, scratch)
         self._offsets = offsets
         self._log_id = log_id
-        self._staging = sink.staging(scratch)
         self._bury = bury
         self._clock = clock
         self._publisher: Publisher | None = None
@@ -80,13 +116,7 @@ class SingleDelivery:
     def open(self) -> None:
         """Open the target and learn what it has."""
         commit = self._offsets.state.commit
-        self._publisher = self._sink.publisher()
-        if isinstance(self._publisher, Voting):
-            self._publisher = None
-            raise UsageError(
-                f"sink '{self._name}' takes part in two-phase commits, which only a run carries out",
-                hint="`penstock run`: messages of a batch that was voted down go in smaller and smaller batches",
-            )
+        self._publisher = self._stager.sink.publisher()
         held = self._publisher.open(SinkPosition(self._log_id, commit.generation, commit.watermark))
         if held is not None:
             refuse_older_target(self._name, held.watermark, commit.in_target)
@@ -96,7 +126,7 @@ class SingleDelivery:
         if self._publisher is not None:
             self._publisher.close()
             self._publisher = None
-        shutil.rmtree(self._staging, ignore_errors=True)
+        self._stager.clear()
 
     def __enter__(self) -> SingleDelivery:
         self.open()
@@ -136,7 +166,7 @@ class SingleDelivery:
     def redeliver(self, record: Record) -> Refusal | None:
         """Send a message that was acknowledged before (a dead letter); the sink's position stays."""
         assert self._publisher is not None
-        _, staged, refused = self._staged(batch_of([record]), skip_below=0)
+        staged, refused = self._stager.stage(batch_of([record]), skip_below=0)
         if refused is not None:
             return refused
         commit = self._offsets.state.commit
@@ -153,12 +183,13 @@ class SingleDelivery:
         """One message, acknowledged on return, or refused."""
         before = offset - so_far.watermark
         so_far = replace(so_far, dropped=so_far.dropped + before)
-        ns: str = rows.column("origin" if "origin" in rows.schema.names else "ns")[0].as_py()
+        ns = origin_of(rows)
         if offset in self._offsets.state.commit.acked:
             self._commit(offset + 1, {ns: offset}, dropped=before + 1)
             return replace(so_far, watermark=offset + 1, dropped=so_far.dropped + 1)
         with faults.step("stage"):
-            sent, staged, refused = self._staged(rows, self._in_target)
+            staged, refused = self._stager.stage(rows, self._in_target)
+        sent = staged.messages > 0
         if refused is None and sent:
             refused = self._published(offset, ns, staged)
         if refused is None:
@@ -177,24 +208,6 @@ class SingleDelivery:
         self._bury(refused)
         self._commit(offset + 1, {ns: offset}, dropped=before, dead=1)
         return replace(so_far, watermark=offset + 1, dead=so_far.dead + 1)
-
-    def _staged(self, rows: pa.RecordBatch, skip_below: int) -> tuple[bool, Staged, Refusal | None]:
-        """Whether the message goes to the target at all, what was staged of it, and who refused it."""
-        if rows.column("data").null_count:
-            origin = rows.column("origin" if "origin" in rows.schema.names else "ns")
-            refusal = Refusal(rows.column("offset")[0].as_py(), origin[0].as_py(), NO_DATA, self._name)
-            return False, Staged("", 0, 0, 0, -1, -1, True, {}), refusal
-        applied = self._chain.apply(rows, self._accept)
-        name = f"single-{uuid.uuid4().hex[:8]}"
-        stage = Stage(self._staging / name, name, skip_below)
-        stage.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        staged = self._sink.stager().stage(stage, iter([applied.batch]))
-        if applied.refused:
-            first = applied.refused[0]
-            return False, staged, Refusal(first.offset, first.ns, first.error, first.node)
-        if staged.refused:
-            return False, staged, replace(staged.refused[0], node=self._name)
-        return staged.messages > 0, staged, None
 
     def _published(self, offset: int, ns: str, staged: Staged) -> Refusal | None:
         assert self._publisher is not None
@@ -265,6 +278,12 @@ def advanced(
         careful=before.careful if before.careful > watermark else 0,
         acked=tuple(offset for offset in before.acked if offset >= watermark),
     )
+
+
+def origin_of(rows: pa.RecordBatch) -> str:
+    """The namespace of a message in the log, whatever functions have made of it."""
+    origin: str = rows.column("origin" if "origin" in rows.schema.names else "ns")[0].as_py()
+    return origin
 
 
 def batch_of(records: Sequence[Record]) -> pa.RecordBatch:

@@ -10,7 +10,6 @@ four times.
 from __future__ import annotations
 
 import dataclasses
-import time
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from penstock.log.offsets import OffsetLog
 from penstock.spark.options import SourceOptions
 from penstock.spark.reach import Reach
 from penstock.spark.sealed import Sealed, discreet
-from penstock.spark.single import NO_DATA, Delivered, SingleDelivery
+from penstock.spark.single import NO_DATA, Delivered, SingleDelivery, now_us
 from penstock.spark.transform import Segment, highest_offsets, summed, without
 
 if TYPE_CHECKING:
@@ -220,7 +219,7 @@ class SingleTask:
         yield pa.RecordBatch.from_pydict({"report": [msgspec.json.encode(delivered).decode()]})
 
     def _delivered(self, batches: Iterator[pa.RecordBatch]) -> Delivered:
-        offsets = OffsetLog(self._reach.client(), self._pipeline, self._sink_name, _now())
+        offsets = OffsetLog(self._reach.client(), self._pipeline, self._sink_name, now_us())
         delivery = SingleDelivery(
             sink_name=self._sink_name,
             sink=self._sealed.open(),
@@ -232,7 +231,3 @@ class SingleTask:
         )
         with delivery:
             return delivery.deliver(batches, self._end)
-
-
-def _now() -> int:
-    return time.time_ns() // 1000

@@ -48,7 +48,7 @@ class Connector(Adaptor):
         default=(),
     )
     tail: bool = setting("source: go on when all streams have ended", default=False)
-    credits: int = setting("source: messages that a connector may send ahead", default=4096)
+    credits: int = setting("source: messages that a connector may send ahead", default=65536)
     to: str = setting(
         "sink: its address, HOST:PORT; `sink=` says the same",
         default="",
