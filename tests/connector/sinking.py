@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.servers.ports import free_port
@@ -33,12 +33,18 @@ with SinkServer(("127.0.0.1", port), workers) as server:
 """
 
 
-class SinkProcess:
-    """A file sink on one port and one directory, started and killed at will."""
+def of_files(port: int, root: Path) -> list[str]:
+    """The command of a file sink."""
+    return [sys.executable, "-c", PROGRAM, str(port), str(root)]
 
-    def __init__(self, root: Path) -> None:
+
+class SinkProcess:
+    """A sink on one port and one directory, started and killed at will."""
+
+    def __init__(self, root: Path, command: Callable[[int, Path], list[str]] = of_files) -> None:
         self.root = root
         self.port = free_port()
+        self._command = command(self.port, root)
         self.process: subprocess.Popen[bytes] | None = None
         self.starts = 0
 
@@ -55,9 +61,8 @@ class SinkProcess:
         self.starts += 1
         environment = {**os.environ, "PENSTOCK_TRACE_STEPS": str(self.trace)}
         environment |= {"PENSTOCK_KILL_AT": kill_at} if kill_at else {}
-        command = [sys.executable, "-c", PROGRAM, str(self.port), str(self.root)]
         log = (self.root / "sink.log").open("ab")
-        self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        self.process = subprocess.Popen(self._command, env=environment, stdout=log, stderr=log)
         log.close()
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:

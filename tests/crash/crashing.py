@@ -7,6 +7,7 @@ it knows which steps were under way when the kill came. `verify` then looks at w
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -18,12 +19,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
 from penstock.journal.embedded import connect
 from penstock.log import deadletters, offsets
+
+Victim = Literal["jvm", "worker"]
 
 STEPS = ("append", "close", "plan", "stage", "publish", "offset commit")
 """Every step that a crash may interrupt."""
@@ -100,11 +103,17 @@ class Loop:
         """Run for a while after the first step was entered."""
         return self._run("random", {}, seconds)
 
+    def kill_below(self, victim: Victim, seconds: float) -> Round:
+        """Run to the end, and kill one of its processes on the way: the JVM of Spark, or one of its Python workers."""
+        return self._run(victim, {}, seconds, victim)
+
     def finish(self) -> Round:
         """Run to the end."""
         return self._run("none", {}, None)
 
-    def _run(self, aim: str, environment: dict[str, str], kill_after: float | None) -> Round:
+    def _run(
+        self, aim: str, environment: dict[str, str], kill_after: float | None, victim: Victim | None = None
+    ) -> Round:
         started = time.monotonic()
         count = self.messages * (len(self.rounds) + 1)
         text = self.pipeline.format(count=count, rate=self.rate, directory=self.directory)
@@ -120,7 +129,7 @@ class Loop:
         )
         try:
             if kill_after is not None:
-                self._kill_later(process, trace, kill_after)
+                self._kill_later(process, trace, kill_after, victim)
             process.wait(300)
         finally:
             process.kill()
@@ -131,14 +140,19 @@ class Loop:
         return round_
 
     @staticmethod
-    def _kill_later(process: subprocess.Popen[bytes], trace: Path, seconds: float) -> None:
+    def _kill_later(
+        process: subprocess.Popen[bytes], trace: Path, seconds: float, victim: Victim | None
+    ) -> None:
         """Count from the first batch, or Spark's start-up would take most of the kills."""
         while process.poll() is None:
             if trace.exists() and "+stage" in trace.read_text():
                 break
             time.sleep(0.02)
         time.sleep(seconds)
-        process.send_signal(signal.SIGKILL)
+        if victim is None:
+            process.send_signal(signal.SIGKILL)
+        elif process.poll() is None and (found := below(process.pid, victim)):
+            random.choice(found).kill()
 
     def hit(self) -> Counter[str]:
         """How often each step was under way when a kill came."""
@@ -150,6 +164,19 @@ class Loop:
 
     def log_of(self, number: int = -1) -> str:
         return (self.directory / f"run-{range(len(self.rounds))[number]}.log").read_text()[-3000:]
+
+
+def below(pid: int, victim: Victim) -> list[psutil.Process]:
+    """The processes of a kind that a run has started: the JVM, or those in which Spark runs Python."""
+    found = psutil.Process(pid).children(recursive=True)
+    jvm = [process for process in found if _named(process, "java")]
+    return jvm if victim == "jvm" else [one for java in jvm for one in java.children(recursive=True)]
+
+
+def _named(process: psutil.Process, name: str) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return name in process.name()
+    return False
 
 
 def interrupted(trace: Path) -> Counter[str]:

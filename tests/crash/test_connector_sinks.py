@@ -1,22 +1,37 @@
 """`penstock run` into two connector sinks that commit together, all of them killed again and again.
 
 At every moment what is committed at each sink is a prefix of the stream; at the end it is all of it. The runner is
-killed at each step of the two-phase commit by name and at random; the sinks at random.
+killed at each step of the two-phase commit by name and at random; the sinks, Spark's JVM and its Python workers at
+random. Nothing of Spark's own directories has to outlive a run. The same for plain Spark, whose checkpoint is kept, or
+deleted.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import shutil
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import psycopg
 import pytest
 from tests.connector.sinking import SinkProcess
 from tests.crash.crashing import Loop
+from tests.servers.postgres import PostgresServer
 
 from penstock.connector.sink.workers import transactions
+from penstock.journal.client import Client
+from penstock.journal.embedded import EmbeddedBroker
+from penstock.log.commitlog import CommitLog
+from penstock.log.message import Message
 
 pytestmark = [pytest.mark.spark]
 STEPS = ("stage", "vote", "offset commit", "phase2", "settle")
@@ -30,44 +45,83 @@ source.save("two", a.connector(sink="127.0.0.1:PORT2"))
 """
 
 
+class Target(NamedTuple):
+    """A sink, and the lines that its readers see of a worker."""
+
+    process: SinkProcess
+    lines: Callable[[str], list[str]]
+    check: Callable[[], None] = lambda: None
+    """What else must hold when all is done."""
+
+
+def files(root: Path) -> Target:
+    process = SinkProcess(root)
+    return Target(process, lambda worker: process.committed(worker).decode().splitlines())
+
+
+def rows(root: Path, server: PostgresServer) -> Target:
+    """A table of PostgreSQL, served as a person would."""
+    name = f"crash_{uuid.uuid4().hex[:12]}"
+    uri = server.database(name)
+    served = ("--uri", uri, "--table", "output", "--txns", str(root / "txns"))
+    command = [sys.executable, "-m", "penstock", "connector", "sink", "postgres", *served]
+    query = "SELECT data::text FROM output WHERE worker = %s ORDER BY at"
+
+    def lines(worker: str) -> list[str]:
+        with psycopg.connect(uri) as connection:
+            if connection.execute("SELECT to_regclass('output')").fetchone() == (None,):
+                return []
+            return [str(data) for (data,) in connection.execute(query, [worker]).fetchall()]
+
+    def check() -> None:
+        left = f"SELECT gid FROM pg_prepared_xacts WHERE database = '{name}'"
+        assert server.query(left) == [], "nothing prepared is left"
+
+    made = SinkProcess(root, lambda port, _: [*command, "--listen", f"127.0.0.1:{port}"])
+    return Target(made, lines, check)
+
+
 class Rig:
     """Two sinks and the loop of runs."""
 
-    def __init__(self, directory: Path, messages: int) -> None:
-        self.sinks = {}
-        for name in ("one", "two"):
-            (directory / name).mkdir()
-            self.sinks[name] = SinkProcess(directory / name)
-            self.sinks[name].start()
+    def __init__(self, directory: Path, messages: int, target: Callable[[Path], Target]) -> None:
+        self.targets: dict[str, Target] = {}
         text = PIPELINE
-        for number, sink in enumerate(self.sinks.values(), 1):
-            text = text.replace(f"PORT{number}", str(sink.port))
+        for number, name in enumerate(("one", "two"), 1):
+            (directory / name).mkdir()
+            made = self.targets[name] = target(directory / name)
+            made.process.start()
+            text = text.replace(f"PORT{number}", str(made.process.port))
         self.loop = Loop(directory, messages=messages, rate=2000, pipeline=text)
 
     def committed(self, name: str) -> list[int]:
-        content = self.sinks[name].committed(f"crash.{name}.0")
-        return [json.loads(line)["seq"] for line in content.splitlines()]
+        return [json.loads(line)["seq"] for line in self.targets[name].lines(f"crash.{name}.0")]
 
     def check(self) -> None:
         """Prefixes; the two may be one decision apart while one of them is still to be told."""
-        for name in self.sinks:
+        for name in self.targets:
             found = self.committed(name)
             assert found == list(range(len(found)))
 
     def finish(self) -> None:
-        assert self.loop.finish().exit_code == 0
-        for name, sink in self.sinks.items():
+        assert self.loop.finish().exit_code == 0, self.loop.log_of()
+        for name, target in self.targets.items():
             assert self.committed(name) == list(range(self.loop.count))
-            assert [view.in_flight for view in transactions(sink.root / "txns")] == [()]
+            assert [view.in_flight for view in transactions(target.process.root / "txns")] == [()]
+            target.check()
 
     def close(self) -> None:
-        for sink in self.sinks.values():
-            sink.kill()
+        for target in self.targets.values():
+            target.process.kill()
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path, 600)
+def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Rig]:
+    target: Callable[[Path], Target] = files
+    if getattr(request, "param", "") == "postgres":
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        target = lambda root: rows(root, server)  # noqa: E731
+    made = Rig(tmp_path, 600, target)
     yield made
     made.close()
 
@@ -81,20 +135,90 @@ def test_a_runner_that_dies_before_it_tells_its_decision(rig: Rig) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", [1])
-def test_runs_and_sinks_are_killed_thirty_times(rig: Rig, seed: int) -> None:
+@pytest.mark.parametrize("rig", ["files", "postgres"], indirect=True)
+def test_sinks_runners_jvms_and_workers_are_killed_in_thirty_rounds(rig: Rig, seed: int) -> None:
     dice = random.Random(seed)
     for number in range(30):
-        sink = rig.sinks[dice.choice(["one", "two"])]
+        sink = rig.targets[dice.choice(["one", "two"])].process
         timer = threading.Timer(dice.uniform(3.0, 12.0), lambda sink=sink: (sink.kill(), sink.start()))
         if dice.random() < 0.5:
             timer.start()
-        if number % 2:
-            rig.loop.kill_after(dice.uniform(0.0, 2.0))
-        else:
-            rig.loop.kill_at(STEPS[number // 2 % len(STEPS)], dice.randint(1, 3))
+        match number % 4:
+            case 0:
+                rig.loop.kill_after(dice.uniform(0.0, 2.0))
+            case 1:
+                rig.loop.kill_below("jvm", dice.uniform(0.0, 2.0))
+            case 2:
+                rig.loop.kill_below("worker", dice.uniform(0.0, 2.0))
+            case _:
+                rig.loop.kill_at(STEPS[number // 4 % len(STEPS)], dice.randint(1, 3))
         timer.cancel()
         if timer.ident is not None:
             timer.join()
         rig.check()
+        if dice.random() < 0.3:
+            shutil.rmtree(rig.loop.directory / "data" / "scratch", ignore_errors=True)
     rig.finish()
-    assert {"stage", "vote", "phase2"} <= set(rig.loop.hit())
+    assert {"stage", "phase2"} <= set(rig.loop.hit())
+
+
+PLAIN = """
+import os, sys
+from pathlib import Path
+from penstock.spark.foreach import ConnectorBatches
+from penstock.spark.session import session
+
+root, port = Path(sys.argv[1]), sys.argv[2]
+os.environ["PENSTOCK_RUNNER_PID"] = str(os.getpid())
+spark = session(app="plain", master="local[2]", scratch=root / "spark")
+batches = ConnectorBatches(f"127.0.0.1:{port}", name="plain", decisions=root / "decisions", offset="offset")
+stream = spark.readStream.format("penstock").options(
+    pipeline="crash", dataDir=str(root / "data"), maxMessages="100"
+).load()
+query = (stream.select("offset", "ns").writeStream.foreachBatch(batches)
+         .option("checkpointLocation", str(root / "checkpoint")).trigger(availableNow=True).start())
+query.awaitTermination()
+"""
+
+
+@pytest.mark.soak
+def test_plain_spark_is_killed_with_its_checkpoint_kept_or_deleted(tmp_path: Path) -> None:
+    """The decisions belong to the sink: with them, batches that are numbered and cut anew are recognised."""
+    (tmp_path / "sink").mkdir()
+    sink, dice = SinkProcess(tmp_path / "sink"), random.Random(7)
+    sink.start()
+
+    def committed() -> list[int]:
+        return [json.loads(line)["offset"] for line in sink.committed("plain.0").splitlines()]
+
+    def run(number: int) -> int:
+        environment = os.environ | {"PENSTOCK_TRACE_STEPS": str(tmp_path / f"steps-{number}")}
+        if number < 11:
+            step = dice.choice(["stage", "vote", "decide", "phase2"])
+            environment |= {"PENSTOCK_KILL_AT": f"{step}:{dice.randint(1, 3)}"}
+        command = [sys.executable, "-c", PLAIN, str(tmp_path), str(sink.port)]
+        with (tmp_path / "plain.log").open("wb") as said:
+            done = subprocess.run(
+                command, env=environment, stdout=said, stderr=said, timeout=300, check=False
+            )
+        return done.returncode
+
+    try:
+        with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
+            log = CommitLog(client, "crash", tmp_path / "index", None, 1)
+            ends = []
+            for number in range(12):
+                log.append([Message("a", b"{}") for _ in range(300)], {}, [], 1)
+                ends.append(run(number))
+                found = committed()
+                assert found == list(range(len(found)))
+                if dice.random() < 0.5:
+                    shutil.rmtree(tmp_path / "checkpoint", ignore_errors=True)
+                if dice.random() < 0.3:
+                    sink.kill()
+                    sink.start()
+        assert ends[-1] == 0, (tmp_path / "plain.log").read_text()
+        assert committed() == list(range(3600))
+        assert -signal.SIGKILL in ends
+    finally:
+        sink.kill()

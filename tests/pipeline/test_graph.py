@@ -88,3 +88,20 @@ def test_no_setting_is_in_any_drawing() -> None:
     for drawn in (as_text(graph), as_mermaid(graph), as_dot(graph), as_json(graph)):
         assert "pass" not in drawn
         assert "jsonl" not in drawn
+
+
+def test_sinks_that_commit_together_are_told() -> None:
+    pipeline = Pipeline("p")
+    source = pipeline.source("in", a.generate(count=1))
+    for name in ("one", "two"):
+        source.save(name, a.connector(sink="127.0.0.1:1"))
+    source.save("alone", a.connector(sink="127.0.0.1:1", atomic=False))
+    graph = graph_of(pipeline)
+    assert as_text(graph).splitlines()[2:] == [
+        "    ├── one  connector  commits with two",
+        "    ├── two  connector  commits with one",
+        "    └── alone  connector",
+    ]
+    assert [node.get("commits_with") for node in json.loads(as_json(graph))["nodes"][1:]] == [
+        ["two"], ["one"], None,
+    ]  # fmt: skip

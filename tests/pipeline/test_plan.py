@@ -205,6 +205,21 @@ def test_at_least_once_is_said() -> None:
     assert any("at least once" in text for text in texts(plan, "loose"))
 
 
+def test_sinks_that_commit_together_are_told_and_one_that_cannot_abort() -> None:
+    pipeline, orders = shop()
+    orders.save("one", a.connector(sink="127.0.0.1:1"))
+    orders.save("two", a.connector(sink="127.0.0.1:1", transactional=False))
+    orders.save("alone", a.connector(sink="127.0.0.1:1", atomic=False))
+    plan = make_plan(pipeline, HERE)
+    assert [(sink.commits_with, sink.guarantee) for sink in plan.sinks] == [
+        (("two",), "exactly once"), (("one",), "at least once"), ((), "exactly once"),
+    ]  # fmt: skip
+    assert any(text.startswith("cannot abort what it has taken when one,") for text in texts(plan, "two"))
+    orders.save("three", a.connector(sink="127.0.0.1:1"), on_error="dead-letter")
+    with pytest.raises(UsageError, match="'one' and 'three' commit together and need the same on_error"):
+        make_plan(pipeline, HERE)
+
+
 def test_branches_without_a_sink_and_shared_targets_are_told() -> None:
     pipeline, orders = shop()
     orders.transform("lost", f.pick(fields=["id"]))

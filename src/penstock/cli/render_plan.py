@@ -97,6 +97,8 @@ def _step_text(step: PlannedStep, changed: Sequence[str] | None) -> Text:
 def _sink_text(sink: PlannedSink) -> Text:
     text = _node_text(sink.name, sink.adaptor, sink.ns, sink.settings)
     text.append(f"\ngets {_names(sink.namespaces)}; {sink.guarantee}, order: {sink.order}")
+    if sink.commits_with:
+        text.append(f"\ncommits together with {', '.join(sink.commits_with)}: all of them or none")
     limit = f"; may lag by {sink.max_lag}" if sink.max_lag else ""
     return text.append(f"\non error: {sink.on_error}{limit}")
 

@@ -14,11 +14,21 @@ from penstock.pipeline.definition import Pipeline, SinkNode
 GROUP = "atomic-group"
 
 
-def atomic_nodes(pipeline: Pipeline) -> tuple[SinkNode, ...]:
+def members(pipeline: Pipeline) -> tuple[SinkNode, ...]:
     """The sinks that commit together; none if there is only one, which decides for itself."""
     nodes = tuple(node for node in pipeline.sink_nodes if getattr(node.adaptor, "atomic", False))
-    if len(nodes) < 2:
-        return ()
+    return nodes if len(nodes) > 1 else ()
+
+
+def commits_with(pipeline: Pipeline, sink: SinkNode) -> tuple[str, ...]:
+    """The others that a sink commits together with."""
+    names = [node.name for node in members(pipeline)]
+    return tuple(name for name in names if name != sink.name) if sink.name in names else ()
+
+
+def atomic_nodes(pipeline: Pipeline) -> tuple[SinkNode, ...]:
+    """The sinks that commit together; refused if they do not share what they must."""
+    nodes = members(pipeline)
     for node in nodes[1:]:
         if (node.on_error, node.max_lag) != (nodes[0].on_error, nodes[0].max_lag):
             raise UsageError(

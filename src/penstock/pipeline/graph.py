@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.pipeline.atomic import commits_with
 from penstock.pipeline.definition import Pipeline, SinkNode, TransformNode
 from penstock.pipeline.namespace import Namespace
 from penstock.pipeline.saving import max_lag_text, policy_text
@@ -27,13 +28,15 @@ class GraphNode:
     ns: str
     on_error: str | None = None
     max_lag: str | None = None
+    commits_with: tuple[str, ...] = ()
 
     @property
     def notes(self) -> list[str]:
         """What is not the default, in words."""
         found = [] if self.ns == ".*" else [f"ns {self.ns}"]
         found += [] if self.on_error in (None, "stop") else [f"on error {self.on_error}"]
-        return found + ([] if self.max_lag is None else [f"at most {self.max_lag}"])
+        found += [] if self.max_lag is None else [f"at most {self.max_lag}"]
+        return found + ([f"commits with {', '.join(self.commits_with)}"] if self.commits_with else [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ def graph_of(pipeline: Pipeline) -> Graph:
             nodes.setdefault(step.name, _step(step))
             edges[above, step.name] = None
             above = step.name
-        nodes[sink.name] = _sink(sink)
+        nodes[sink.name] = _sink(sink, commits_with(pipeline, sink))
         edges[above, sink.name] = None
     return Graph(pipeline.name, tuple(nodes.values()), tuple(edges))
 
@@ -70,9 +73,10 @@ def _step(step: TransformNode) -> GraphNode:
     return GraphNode(step.name, "transform", step.label, _ns(step.ns))
 
 
-def _sink(sink: SinkNode) -> GraphNode:
+def _sink(sink: SinkNode, others: tuple[str, ...]) -> GraphNode:
     limit = None if sink.max_lag is None else max_lag_text(sink.max_lag)
-    return GraphNode(sink.name, "sink", sink.adaptor.name, _ns(sink.ns), policy_text(sink.on_error), limit)
+    policy = policy_text(sink.on_error)
+    return GraphNode(sink.name, "sink", sink.adaptor.name, _ns(sink.ns), policy, limit, others)
 
 
 def _ns(pattern: Namespace) -> str:
@@ -144,6 +148,7 @@ def as_values(graph: Graph) -> dict[str, object]:
             "what": node.what,
             "ns": node.ns,
             **({"on_error": node.on_error, "max_lag": node.max_lag} if node.kind == "sink" else {}),
+            **({"commits_with": list(node.commits_with)} if node.commits_with else {}),
         }
         for node in graph.nodes
     ]

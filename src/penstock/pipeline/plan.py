@@ -18,6 +18,7 @@ from penstock.base.units import Unit, duration_text, size_text
 from penstock.functions.base import Function
 from penstock.functions.kinds import NamespaceFunction, TextFunction
 from penstock.functions.sql import SqlFunction
+from penstock.pipeline.atomic import atomic_nodes, commits_with
 from penstock.pipeline.definition import Pipeline, SinkNode, TransformNode
 from penstock.pipeline.planned import (
     NodeFinding,
@@ -72,7 +73,8 @@ def make_plan(
         left_out=tuple(ns for ns in here or () if not source.ns.matches(ns)),
         found=tuple(PlannedNamespace(ns, known[ns].rows, tuple(known[ns].key)) for ns in read or ()),
     )
-    sinks = tuple(_planned_sink(sink, read) for sink in pipeline.sink_nodes)
+    atomic_nodes(pipeline)
+    sinks = tuple(_planned_sink(pipeline, sink, read) for sink in pipeline.sink_nodes)
     plan = Plan(
         pipeline.name,
         planned,
@@ -109,7 +111,7 @@ def _shown(value: object, unit: Unit | None) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-def _planned_sink(node: SinkNode, read: tuple[str, ...] | None) -> PlannedSink:
+def _planned_sink(pipeline: Pipeline, node: SinkNode, read: tuple[str, ...] | None) -> PlannedSink:
     sink = node.adaptor.sink()
     got = None if read is None else tuple(ns for ns in read if node.ns.matches(ns))
     return PlannedSink(
@@ -123,6 +125,7 @@ def _planned_sink(node: SinkNode, read: tuple[str, ...] | None) -> PlannedSink:
         guarantee=sink.guarantee.value,
         on_error=policy_text(node.on_error),
         max_lag=None if node.max_lag is None else max_lag_text(node.max_lag),
+        commits_with=commits_with(pipeline, node),
     )
 
 

@@ -59,6 +59,8 @@ class PlannedSink:
     guarantee: str
     on_error: str = "stop"
     max_lag: str | None = None
+    commits_with: tuple[str, ...] = ()
+    """The others of its atomic group: all of them have a batch, or none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,12 @@ def _about_the_sinks(pipeline: Pipeline, planned: Sequence[PlannedSink]) -> Iter
     for node, sink in zip(pipeline.sink_nodes, planned, strict=True):
         if sink.guarantee == Guarantee.AT_LEAST_ONCE.value:
             yield Remark(sink.name, f"after a crash '{sink.adaptor}' may get messages again (at least once)")
+            if sink.commits_with:
+                yield Remark(
+                    sink.name,
+                    f"cannot abort what it has taken when {_some(sink.commits_with)}, with which it commits, does",
+                    "give it a query of its own with atomic=False",
+                )
         yield from _about_the_lag(pipeline, node)
         if sink.namespaces is None:
             continue

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from penstock.connector import inner
 from penstock.connector.frames import (
     NOTHING_SEEN,
     SINK_VERSION,
@@ -38,18 +39,6 @@ from penstock.connector.frames import (
     encode,
     frame_of,
     greeting_of,
-)
-from penstock.connector.inner import (
-    CONTROL_STREAM,
-    DATA_STREAM,
-    ListUncommitted,
-    Phase1,
-    Phase2,
-    Reply,
-    ReplyUncommitted,
-    WorkersLeft,
-    encode_inner,
-    inner_of,
 )
 from penstock.connector.sink.keeper import Keeper
 from penstock.connector.sink.ledger import RuleError
@@ -130,20 +119,20 @@ class SinkSession:
     def _answered(self, frame: Frame) -> bytes:
         assert self.keeper is not None
         match frame:
-            case Message(stream=stream) if stream == DATA_STREAM:
+            case Message(stream=stream) if stream == inner.DATA_STREAM:
                 if self.state is not State.OPEN:
                     raise RuleError(WRONG_STATE)
                 self.keeper.data(frame.id, memoryview(frame.body))
                 return b""
-            case Message(stream=stream) if stream == CONTROL_STREAM:
+            case Message(stream=stream) if stream == inner.CONTROL_STREAM:
                 return self._controlled(self.keeper, memoryview(frame.body))
             case Message(stream=stream):
                 raise RuleError(f"Bad/unregistered stream_id {stream} with message_id {frame.id}")
             case Notify():
                 return self._notified(self.keeper, frame)
-            case EosMessage(stream=stream) if stream == DATA_STREAM and self.state is State.OPEN:
+            case EosMessage(stream=stream) if stream == inner.DATA_STREAM and self.state is State.OPEN:
                 self.state = State.GREETED
-                return encode(Ack(0, ((DATA_STREAM, self.keeper.ledger.committed),)))
+                return encode(Ack(0, ((inner.DATA_STREAM, self.keeper.ledger.committed),)))
             case Error():
                 self.state = State.ENDED
                 return b""
@@ -153,7 +142,7 @@ class SinkSession:
                 raise RuleError(WRONG_STATE)
 
     def _notified(self, keeper: Keeper, frame: Notify) -> bytes:
-        if frame.stream != DATA_STREAM:
+        if frame.stream != inner.DATA_STREAM:
             return encode(Error(f"Unsupported stream id {frame.stream}"))
         if self.state is State.OPEN:
             return encode(NotifyAck(False, frame.stream, min(frame.point, NOTHING_SEEN)))
@@ -161,20 +150,20 @@ class SinkSession:
         return encode(NotifyAck(True, frame.stream, keeper.offset))
 
     def _controlled(self, keeper: Keeper, body: memoryview) -> bytes:
-        inner = inner_of(body)
-        match inner:
-            case ListUncommitted(rtag):
-                return encode_inner(ReplyUncommitted(rtag, tuple(keeper.ledger.unresolved)))
-            case Phase1(transaction):
-                return encode_inner(Reply(transaction, keeper.phase1(inner)))
-            case Phase2():
-                keeper.phase2(inner)
+        asked = inner.inner_of(body)
+        match asked:
+            case inner.ListUncommitted(rtag):
+                return inner.encode_inner(inner.ReplyUncommitted(rtag, tuple(keeper.ledger.unresolved)))
+            case inner.Phase1(transaction):
+                return inner.encode_inner(inner.Reply(transaction, keeper.phase1(asked)))
+            case inner.Phase2():
+                keeper.phase2(asked)
                 return b""
-            case WorkersLeft(workers=workers):
+            case inner.WorkersLeft(workers=workers):
                 self._left(keeper.worker, [_checked_name(name) for name in workers])
                 return b""
             case _:
-                raise RuleError(f"Invalid message: {type(inner).__name__}")
+                raise RuleError(f"Invalid message: {type(asked).__name__}")
 
 
 def _checked_name(name: str) -> str:
