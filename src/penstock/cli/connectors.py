@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.base.errors import PenstockError, UsageError
+from penstock.base.errors import UsageError
 from penstock.base.units import parse_size
-from penstock.cli.common import emit, json_option, show, visible, wants_json
+from penstock.cli.common import emit, json_option, show, visible, wants_json, warn
 from penstock.cli.connection import Connection, broker_options
 from penstock.cli.connector_options import cookie_of, cookie_option
 from penstock.cli.connector_send import send
@@ -311,53 +311,27 @@ def migrate(
 ) -> None:
     """Move an instance, with all its streams and connectors, to another worker.
 
-    It ends when the worker has begun to move it; `penstock connector status` shows where it is.
+    It ends when the worker has begun to move it; `penstock connector status` shows where it is. `penstock journals
+    history` tells who moved what.
 
     \b
     Examples:
       penstock connector migrate web --to 10.0.0.7:7110 --cookie-file cookie
     """
+    from penstock.cli.places import who
+    from penstock.connector import moving
     from penstock.connector.settings import split
+    from penstock.pipeline.clock import now_us
 
     split(target)
     cookie = cookie_of(cookie_file)
-    workers = [each for each in asyncio.run(_survey(connection, journals)) if each.answers and each.http]
-    if not workers:
-        raise PenstockError(
-            "no worker answers",
-            hint="start one, with --http; `penstock connector status` shows those that were there",
-        )
-    if all(each.address != target for each in workers):
-        click.echo(f"Warning: no worker that answers is known at {target}.", err=True)
-    for each in workers:
-        instance = _asked_to_move(each, what, target, cookie)
-        if instance is not None:
-            if wants_json(ctx):
-                emit({"instance": instance, "from": each.address, "to": target})
-            else:
-                click.echo(f"instance {instance} moves from {each.address} to {target}")
-            return
-    raise PenstockError(
-        f"no worker has an instance or an open stream called '{what}'",
-        hint="`penstock connector status` lists workers and streams",
-    )
-
-
-def _asked_to_move(worker: WorkerStatus, what: str, target: str, cookie: bytes) -> str | None:
-    """The instance that a worker moves now; None if it has none of that name."""
-    import msgspec
-
-    from penstock.connector.status import request
-
-    body = msgspec.json.encode({"what": what, "to": target})
-    try:
-        code, answer = request(worker.http, "POST", "/migrate", body, cookie)
-    except OSError as error:
-        raise PenstockError(f"the worker at {worker.address} is gone: {error}", hint="try again") from None
-    text = answer.decode(errors="replace").strip()
-    if code == 200:
-        return str(msgspec.json.decode(answer)["instance"])
-    if code == 404:
-        return None
-    hint = "give the cookie that the worker was started with (--cookie-file)" if code == 403 else None
-    raise PenstockError(f"the worker at {worker.address} refused: {text}", hint=hint)
+    workers = moving.able(asyncio.run(_survey(connection, journals)))
+    warn(moving.unknown(workers, target))
+    moved = moving.move(workers, what, target, cookie)
+    with connection.client() as client:
+        moved = moving.recorded(client, journals, moved, who(), now_us())
+    warn(moved.unrecorded)
+    if wants_json(ctx):
+        emit({"instance": moved.instance, "from": moved.origin, "to": moved.target})
+    else:
+        click.echo(f"instance {moved.instance} {moved.words}")

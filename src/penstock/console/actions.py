@@ -41,6 +41,8 @@ class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offsets: tuple[int, ...] = ()
     count: int = 1
     numbers: tuple[int, ...] = ()
+    to: str = ""
+    """Of an instance that moves: the worker to go to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,10 @@ class Actions:
     def __init__(self, reaching: Reaching, definitions: Definitions) -> None:
         self._reaching = reaching
         self._definitions = definitions
+
+    def of(self, pipeline: str) -> PipelineActions:
+        """Those on one pipeline."""
+        return PipelineActions(self, pipeline)
 
     def plan(self, pipeline: str, wish: Wish) -> Plan:
         """What the wish would do."""
@@ -153,6 +159,20 @@ class Actions:
             letters = _chosen(editor.directory, pipeline, wish)
             editor.drop_letters(pipeline, letters)
         return Outcome(True, [f"{counted(len(letters), 'dead letter')} given up."])
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineActions:
+    """The actions on one pipeline."""
+
+    actions: Actions
+    pipeline: str
+
+    def plan(self, wish: Wish) -> Plan:
+        return self.actions.plan(self.pipeline, wish)
+
+    def carry_out(self, wish: Wish, who: str) -> Outcome:
+        return self.actions.carry_out(self.pipeline, wish, who)
 
 
 @dataclass(frozen=True, slots=True)
