@@ -263,7 +263,10 @@ def test_with_nothing_there_it_shows_how_to_start(tmp_path: Path, visit: Visit) 
         expect(page.locator(".node.bad"), "sales")
 
 
-def test_immortals_are_shown_without_their_secrets(shop: Place, at: str, visit: Visit) -> None:
+def test_immortals_are_shown_without_their_secrets(
+    shop: Place, at: str, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(about, "PACE_HOLDS", float("inf"))
     page = visit(f"{at}/#/immortals")
     expect(page.locator("#main"), "No immortal lives here")
     with shop.client() as client:
@@ -271,10 +274,12 @@ def test_immortals_are_shown_without_their_secrets(shop: Place, at: str, visit: 
     page.goto(f"{at}/#/")
     page.goto(f"{at}/#/immortals")
     expect(page.locator("tbody"), "replica 0 at 10.0.0.7:4000")
+    expect(page.locator("tbody"), "40/s")
     accessible(page)
     page.get_by_role("link", name="counter").click()
     expect(page.get_by_role("heading", name="counter"))
     expect(page.locator("#main"), "replica 1")
+    expect(page.locator("dl"), "1,234")
     accessible(page)
     assert "sesame-sesame" not in page.content()
     assert b"sesame-sesame" not in page.request.get(f"{at}/api/immortals").body()
@@ -286,6 +291,7 @@ async def _registered(address: str) -> None:
         await about.register(client, "counter", about.Registration(1, 2010, 2011, active=True))
         serving = about.Serving(0, "me", 1, "10.0.0.7", 4000, "sesame-sesame", at=now_us() / 1e6)
         await about.say(client, "counter", serving)
+        await about.say(client, "counter", about.Pace(1, 1234, 40.0, now_us() / 1e6))
 
 
 def asyncio_in_a_thread(work: Coroutine[object, object, None]) -> None:
