@@ -85,7 +85,7 @@ def test_what_may_have_landed_is_not_sent_to_another_but_the_next_is() -> None:
                     await asyncio.to_thread(client.append, JOURNAL, b"in doubt")
                 assert not gone.value.harmless
                 await asyncio.to_thread(client.append, JOURNAL, b"next")
-            assert (first.content, second.content) == (b"in doubt", b"next")
+            assert (bytes(first.content), bytes(second.content)) == (b"in doubt", b"next")
 
     run(test())
 
