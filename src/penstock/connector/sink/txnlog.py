@@ -9,6 +9,7 @@ anew as one record, beside the old one, and takes its place.
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,8 +57,13 @@ class TransactionLog:
             self._rewrite()
         record = _encoded(entry)
         self._doubtful = True
-        self._file.write_at(record, self._end)
-        self._file.sync()
+        try:
+            self._file.write_at(record, self._end)
+            self._file.sync()
+        except OSError:
+            with contextlib.suppress(OSError):  # who opens it next would take it for durable
+                self._file.truncate(self._end)
+            raise
         self._doubtful = False
         self._end += len(record)
         self.ledger.apply(entry)
