@@ -109,3 +109,19 @@ def test_the_runner_dies_with_the_process_that_works_for_it(tmp_path: Path) -> N
         if runner.poll() is None:
             runner.kill()
             runner.wait()
+
+
+def test_an_order_in_a_file_holds_while_it_is_there_and_may_name_another_process(tmp_path: Path) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    order = tmp_path / "order"
+    environment = {"PENSTOCK_TRACE_STEPS": str(tmp_path / "trace"), "PENSTOCK_KILL_AT": f"@{order}"}
+    try:
+        assert run(STEPS, **environment).returncode == 0
+        order.write_text(f"publish:6 {other.pid}")
+        assert run(STEPS, **environment).returncode == 0
+        assert other.wait(10) == -signal.SIGKILL
+        assert not order.exists()
+        assert steps_in(tmp_path / "trace").count("!publish") == 1
+    finally:
+        if other.poll() is None:
+            other.kill()

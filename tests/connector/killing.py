@@ -65,7 +65,7 @@ class Processes:
         self.under_fault = False
         self.hit: Counter[str] = Counter()
 
-    def start(self, which: str) -> None:
+    def command(self, which: str) -> list[str]:
         commands: dict[str, list[str]] = {
             "broker": [
                 *PENSTOCK, "broker", "serve", "--listen", f"127.0.0.1:{self.broker_port}", "--http", "off",
@@ -80,17 +80,24 @@ class Processes:
                 str(self.pause),
             ],
         }  # fmt: skip
-        environment = dict(os.environ)
-        if which == "worker":
-            self.under_fault = self.armed is not None
-            if self.armed is not None:
-                self.trace.write_text("")
-                environment |= {faults.TRACE: str(self.trace), faults.KILL: self.armed}
-                self.armed = None
+        return commands[which]
+
+    def faults(self, which: str) -> dict[str, str]:
+        """What a process that is about to start is told of where to die."""
+        if which != "worker":
+            return {}
+        armed, self.armed = self.armed, None
+        self.under_fault = armed is not None
+        if armed is None:
+            return {}
+        self.trace.write_text("")
+        return {faults.TRACE: str(self.trace), faults.KILL: armed}
+
+    def start(self, which: str) -> None:
         with (self.directory / f"{which}.log").open("ab") as log:
             self.running[which] = subprocess.Popen(
-                commands[which], stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment,
-                cwd=Path(__file__).parents[2],
+                self.command(which), stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                env=os.environ | self.faults(which), cwd=Path(__file__).parents[2],
             )  # fmt: skip
 
     def start_all(self) -> None:

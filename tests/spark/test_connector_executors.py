@@ -61,7 +61,8 @@ class UnluckyStager(ConnectorStager):
         from pyspark import TaskContext
 
         if happens("slow", ""):  # goes on when a second attempt of it has its vote, or is killed before
-            while not (notes / "speculated").exists():
+            deadline = time.monotonic() + 120
+            while not (notes / "speculated").exists() and time.monotonic() < deadline:
                 time.sleep(0.02)
         elif happens("lost before the vote", "speculated"):
             list(rows)

@@ -9,6 +9,8 @@
 
     PENSTOCK_TRACE_STEPS=FILE      append the trace there
     PENSTOCK_KILL_AT=publish:3     SIGKILL at the third time `publish` is entered (over all processes)
+    PENSTOCK_KILL_AT=@FILE         the same order, in FILE while it is to hold, and gone when it was carried out;
+                                   `publish:3 4711` kills process 4711 instead
     PENSTOCK_RUNNER_PID=N          set by the runner for the processes below it
 """
 
@@ -52,16 +54,35 @@ def _write(trace: Path, line: str) -> None:
 
 
 def _perhaps_kill(name: str, trace: Path) -> None:
-    wanted = os.environ.get(KILL)
-    if wanted is None:
-        return
-    step_name, _, turn = wanted.partition(":")
+    order = _order()
+    step_name, _, rest = order.partition(":")
     if step_name != name:
         return
+    turn, _, victim = rest.partition(" ")
     entered = sum(line.startswith(f"+{name} ") for line in trace.read_text().splitlines())
     if entered >= int(turn or 1):  # two threads that enter at once may both count one too many
         _write(trace, f"!{name} {os.getpid()}\n")
+        if (file := _order_file()) is not None:
+            file.unlink(missing_ok=True)
+        if victim:
+            os.kill(int(victim), signal.SIGKILL)
+            return
         runner = os.environ.get(RUNNER)
         if runner is not None:
             os.kill(int(runner), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _order_file() -> Path | None:
+    wanted = os.environ.get(KILL, "")
+    return Path(wanted[1:]) if wanted.startswith("@") else None
+
+
+def _order() -> str:
+    file = _order_file()
+    if file is None:
+        return os.environ.get(KILL, "")
+    try:
+        return file.read_text().strip()
+    except FileNotFoundError:
+        return ""

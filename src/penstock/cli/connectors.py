@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -18,21 +17,18 @@ from penstock.base.errors import PenstockError, UsageError
 from penstock.base.units import parse_size
 from penstock.cli.common import emit, json_option, show, visible, wants_json
 from penstock.cli.connection import Connection, broker_options
+from penstock.cli.connector_options import cookie_of, cookie_option
+from penstock.cli.connector_send import send
 from penstock.cli.connector_sinks import sink
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from penstock.connector.settings import WorkerSettings
-    from penstock.connector.source import Stream
     from penstock.connector.status import WorkerStatus
     from penstock.journal.client import AsyncClient
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
-_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
-_cookie = click.option(
-    "--cookie-file", type=_FILE, help="The secret that connectors and workers share. Default: none."
-)
 _journals = click.option(
     "--journals",
     metavar="PREFIX",
@@ -55,17 +51,8 @@ def connector() -> None:
     """
 
 
+connector.add_command(send)
 connector.add_command(sink)
-
-
-def cookie_of(file: Path | None) -> bytes:
-    """The secret in a file, without the newline behind it."""
-    if file is None:
-        return b""
-    secret = file.read_bytes().strip()
-    if not secret:
-        raise UsageError(f"{file} is empty", hint="put a secret into it, or leave --cookie-file out")
-    return secret
 
 
 def _size(ctx: click.Context, parameter: click.Parameter, value: str) -> int:
@@ -89,7 +76,7 @@ def _size(ctx: click.Context, parameter: click.Parameter, value: str) -> int:
     show_default=True,
     help="/status, /metrics, moves.",
 )
-@_cookie
+@cookie_option
 @_journals
 @click.option("--name", default="worker", show_default=True, help="The worker's name, for people.")
 @click.option(
@@ -211,100 +198,6 @@ async def _work(
 
 
 @connector.command()
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
-@click.option(
-    "--to", "addresses", multiple=True, required=True, metavar="HOST:PORT", help="A worker (repeat)."
-)
-@click.option("--instance", required=True, help="Which journal of the worker.")
-@click.option("--stream", help="The stream's name. Default: the file's.")
-@click.option("--follow", is_flag=True, help="Go on with what is added to the files.")
-@click.option("--udp", metavar="HOST:PORT", help="Send datagrams that come here.")
-@click.option("--http", metavar="HOST:PORT", help="Send what is posted here.")
-@_cookie
-@click.option(
-    "--patience", type=float, help="Seconds without a worker after which to give up. Default: never."
-)
-def send(
-    files: tuple[Path, ...],
-    addresses: tuple[str, ...],
-    instance: str,
-    stream: str | None,
-    follow: bool,
-    udp: str | None,
-    http: str | None,
-    cookie_file: Path | None,
-    patience: float | None,
-) -> None:
-    """Send lines of files, of directories or of standard input to a worker, or datagrams, or HTTP posts.
-
-    Each line is a message. It ends when everything is durable. Run again, it sends what the journal lacks.
-
-    \b
-    Examples:
-      penstock connector send access.log --follow --to 127.0.0.1:7110 --instance web
-      journalctl -o json | penstock connector send --to 127.0.0.1:7110 --instance host --stream boot-42
-    """
-    streams = _streams(files, stream, follow=follow)
-    asyncio.run(
-        _send(streams, udp, http, stream, list(addresses), instance, cookie_of(cookie_file), patience)
-    )
-
-
-def _streams(files: Sequence[Path], name: str | None, *, follow: bool) -> list[Stream]:
-    from penstock.connector.sources import DirectoryLines, Lines
-
-    if name is not None and len(files) > 1:
-        raise UsageError(
-            "one name cannot be that of several streams", hint="leave --stream out, or send one file"
-        )
-    for file in files:
-        if not file.exists():
-            raise UsageError(f"there is no {file}")
-    return [
-        DirectoryLines(file, name=name, follow=follow)
-        if file.is_dir()
-        else Lines(file, name=name, follow=follow)
-        for file in files
-    ]
-
-
-async def _send(
-    streams: list[Stream],
-    udp: str | None,
-    http: str | None,
-    name: str | None,
-    addresses: list[str],
-    instance: str,
-    cookie: bytes,
-    patience: float | None,
-) -> None:
-    from penstock.connector.settings import split
-    from penstock.connector.source import Connector
-    from penstock.connector.sources import Datagrams, PipeLines, Posts
-
-    listening: list[Datagrams | Posts] = []
-    if udp is not None:
-        listening.append(Datagrams(*split(udp), name=name or "udp"))
-    if http is not None:
-        listening.append(Posts(*split(http), name=name or "http"))
-    if not streams and not listening:
-        streams = [PipeLines(sys.stdin.buffer, name=name or "stdin")]
-    for each in listening:
-        click.echo(f"listening on port {await each.open()}")
-    running = Connector(
-        addresses, instance, [*streams, *listening], cookie=cookie, program="penstock send", patience=patience
-    )
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, running.stop)
-    try:
-        await running.serve()
-    finally:
-        for each in listening:
-            each.close()
-
-
-@connector.command()
 @_journals
 @broker_options
 @json_option
@@ -389,11 +282,23 @@ def _texts(*values: str) -> list[Text]:
 @connector.command()
 @click.argument("what", metavar="STREAM|INSTANCE")
 @click.option("--to", "target", required=True, metavar="HOST:PORT", help="The worker to go to.")
-@_cookie
+@cookie_option
 @_journals
 @broker_options
-def migrate(what: str, target: str, connection: Connection, cookie_file: Path | None, journals: str) -> None:
+@json_option
+@click.pass_context
+def migrate(
+    ctx: click.Context,
+    *,
+    what: str,
+    target: str,
+    connection: Connection,
+    cookie_file: Path | None,
+    journals: str,
+) -> None:
     """Move an instance, with all its streams and connectors, to another worker.
+
+    It ends when the worker has begun to move it; `penstock connector status` shows where it is.
 
     \b
     Examples:
@@ -402,27 +307,44 @@ def migrate(what: str, target: str, connection: Connection, cookie_file: Path | 
     from penstock.connector.settings import split
 
     split(target)
-    workers = asyncio.run(_survey(connection, journals))
-    refusals = []
+    cookie = cookie_of(cookie_file)
+    workers = [each for each in asyncio.run(_survey(connection, journals)) if each.answers and each.http]
+    if not workers:
+        raise PenstockError(
+            "no worker answers",
+            hint="start one, with --http; `penstock connector status` shows those that were there",
+        )
+    if all(each.address != target for each in workers):
+        click.echo(f"Warning: no worker that answers is known at {target}.", err=True)
     for each in workers:
-        if each.answers and each.http:
-            refusal = _asked_to_move(each, what, target, cookie_of(cookie_file))
-            if refusal is None:
-                click.echo(f"{what} moves from {each.address} to {target}")
-                return
-            refusals.append(refusal)
+        instance = _asked_to_move(each, what, target, cookie)
+        if instance is not None:
+            if wants_json(ctx):
+                emit({"instance": instance, "from": each.address, "to": target})
+            else:
+                click.echo(f"instance {instance} moves from {each.address} to {target}")
+            return
     raise PenstockError(
-        refusals[0] if refusals else "no worker answers",
+        f"no worker has an instance or an open stream called '{what}'",
         hint="`penstock connector status` lists workers and streams",
     )
 
 
 def _asked_to_move(worker: WorkerStatus, what: str, target: str, cookie: bytes) -> str | None:
-    """Why a worker does not move it; None if it does."""
+    """The instance that a worker moves now; None if it has none of that name."""
     import msgspec
 
     from penstock.connector.status import request
 
     body = msgspec.json.encode({"what": what, "to": target})
-    code, answer = request(worker.http, "POST", "/migrate", body, cookie)
-    return None if code == 200 else answer.decode(errors="replace").strip()
+    try:
+        code, answer = request(worker.http, "POST", "/migrate", body, cookie)
+    except OSError as error:
+        raise PenstockError(f"the worker at {worker.address} is gone: {error}", hint="try again") from None
+    text = answer.decode(errors="replace").strip()
+    if code == 200:
+        return str(msgspec.json.decode(answer)["instance"])
+    if code == 404:
+        return None
+    hint = "give the cookie that the worker was started with (--cookie-file)" if code == 403 else None
+    raise PenstockError(f"the worker at {worker.address} refused: {text}", hint=hint)

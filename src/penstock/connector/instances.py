@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from penstock.base import faults
 from penstock.base.errors import PenstockError
 from penstock.connector.instancelog import InstanceLog, OnDurable
 from penstock.connector.intake import Run
@@ -92,7 +93,8 @@ class Instance:
         except TimeoutError:
             log.warning("instance %s: sessions that did not close their streams are sent away", self.name)
             self.restart_all(address)
-        await self.close()
+        with faults.step("connector-let-go"):
+            await self.close()
 
     async def hand_over(self, address: str, patience: float) -> None:
         """Make durable what came, acknowledge it, and send every session away, for this worker ends."""

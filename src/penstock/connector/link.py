@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from struct import Struct
+from typing import Final
 
 from penstock.base.errors import PenstockError
 from penstock.connector import frames as fr
@@ -50,6 +51,17 @@ class TooLargeError(PenstockError):
         super().__init__(f"message {number} is too large for a frame of {limit:,} bytes")
 
 
+_HINTS: Final = {
+    "Bad cookie": "give the cookie that the worker was started with (--cookie-file)",
+    "Unknown protocol version": "connector and worker must be of versions that speak the same protocol",
+    "too many connections": "try later, or start the worker with more --max-sessions",
+}
+
+
+def _hint(reason: str) -> str | None:
+    return next((hint for begin, hint in _HINTS.items() if reason.startswith(begin)), None)
+
+
 class Link:
     """A session that is open."""
 
@@ -68,7 +80,9 @@ class Link:
                 case fr.Ok():
                     return
                 case fr.Error(reason=reason):
-                    raise WorkerRefusedError(f"the worker at {self.address} refused: {reason}")
+                    raise WorkerRefusedError(
+                        f"the worker at {self.address} refused: {reason}", hint=_hint(reason)
+                    )
                 case fr.Migrate(host=host, port=port):
                     raise MovedError(f"{host}:{port}")
                 case _:

@@ -274,7 +274,8 @@ class Peer(asyncio.Protocol):
         """A stream was closed since its connector goes to another worker."""
         assert self.instance is not None
         try:
-            await self.instance.flush()
+            with faults.step("connector-close"):
+                await self.instance.flush()
         except PenstockError:
             return
         durable()

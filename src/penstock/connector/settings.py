@@ -45,6 +45,10 @@ class WorkerSettings:
         return hmac.compare_digest(cookie, self.cookie)
 
 
+class NotHereError(UsageError):
+    """A worker was asked for an instance or a stream that it does not have."""
+
+
 def instance_fault(name: str) -> str | None:
     """What is wrong with the name of an instance, which becomes part of a journal's name."""
     if not name:

@@ -36,6 +36,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from contextlib import suppress
 from typing import NamedTuple, cast
 
+from penstock.base import faults
 from penstock.base.errors import PenstockError, UsageError
 from penstock.connector import frames as fr
 from penstock.connector.frames import NOTHING_SEEN, SOURCE_VERSION
@@ -319,7 +320,8 @@ class _Session:
         for flow in flows:
             if not flow.ended and not self._target:
                 await self._link.credits(1)
-                await self._link.send(fr.Notify(flow.id, flow.stream.name, self._hint(flow)))
+                with faults.step("source-notify"):
+                    await self._link.send(fr.Notify(flow.id, flow.stream.name, self._hint(flow)))
 
     def _hint(self, flow: _Flow) -> int:
         return self._connector.acked.get(flow.stream.name, 0)
@@ -388,7 +390,8 @@ class _Session:
                 await link.send_messages(flow.id, some, self._connector._max_frame)
                 at += len(some)
         if link.is_open:
-            await link.send(fr.EosMessage(flow.id))
+            with faults.step("source-close"):
+                await link.send(fr.EosMessage(flow.id))
 
     async def _call(self, stream: Stream, method: Callable[[], object]) -> Records:
         if stream.blocking:
@@ -412,7 +415,8 @@ class _Session:
             await self._closed.wait()
         for failures in range(1, self._connector._migration_tries + 1):
             try:
-                link = await connect(self._target, self._connector._hello)
+                with faults.step("source-move"):
+                    link = await connect(self._target, self._connector._hello)
             except MovedError as moved:
                 self._target = moved.address
                 self._connector._prefer(moved.address)
@@ -422,7 +426,7 @@ class _Session:
                 await asyncio.sleep(min(_FIRST_WAIT * 2**failures, _LONGEST_WAIT))
                 continue
             if self._link.session.connection is Connection.MIGRATING:
-                with suppress(PenstockError):
+                with suppress(PenstockError), faults.step("source-moved"):
                     await self._link.send(fr.MigrationAck())
             self._finish(link)
             return

@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.base.errors import PenstockError, UsageError
 from penstock.connector import status
-from penstock.connector.settings import split
+from penstock.connector.settings import NotHereError, split
 
 if TYPE_CHECKING:
     from penstock.connector.worker import Worker
@@ -108,6 +108,8 @@ async def _migrate(worker: Worker, headers: dict[str, str], body: bytes) -> Answ
     try:
         move = msgspec.json.decode(body, type=Move)
         name = await worker.migrate(move.what, move.to)
+    except NotHereError as error:
+        return 404, "text/plain", f"{error}\n".encode()
     except (msgspec.DecodeError, PenstockError) as error:
         return 400, "text/plain", f"{error}\n".encode()
     return 200, "application/json", msgspec.json.encode({"instance": name, "to": move.to})

@@ -28,7 +28,7 @@ from penstock.connector.instancelog import InstanceLog, journal_spec, open_journ
 from penstock.connector.instances import Instance
 from penstock.connector.registry import Decision, Owner, decision, owner_of
 from penstock.connector.serving import Peer
-from penstock.connector.settings import WorkerSettings, split
+from penstock.connector.settings import NotHereError, WorkerSettings, split
 from penstock.journal.client import AsyncClient, BrokerGoneError, JournalError, TimedOutError, backoff
 from penstock.journal.protocol import Status
 
@@ -305,7 +305,7 @@ class Worker:
                     instance.registry.points[stream].name if stream in instance.registry.points else "",
                 ):
                     return name
-        raise UsageError(
+        raise NotHereError(
             f"this worker has no instance and no open stream called '{what}'",
             hint="`penstock connector status` lists them",
         )
@@ -313,9 +313,9 @@ class Worker:
     async def migrate(self, what: str, address: str) -> str:
         """Move an instance, with all its sessions, to the worker at `address`; the name of the instance."""
         split(address)
+        name = self.instance_of(what)
         if address == self.me.address:
             raise UsageError(f"{address} is this worker itself", hint="name another one")
-        name = self.instance_of(what)
         instance = self.instances[name]
         if instance.leaving:
             instance.leaving = address
