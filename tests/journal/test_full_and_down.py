@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from tests.mounting import may_mount
 
 from penstock.base.disk import Disk
 from penstock.base.errors import PenstockError
@@ -249,14 +250,6 @@ def filled(way: str, *command: str) -> dict[str, object]:
     assert done.returncode == 0, f"{way}: {done.stderr[-2000:]}"
     result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
     return result
-
-
-def may_mount() -> bool:
-    """Whether the kernel lets us have a file system of our own."""
-    if shutil.which("unshare") is None or shutil.which("mount") is None:
-        return False
-    probe = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs tmpfs /tmp"]
-    return subprocess.run(probe, capture_output=True, timeout=30, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("way", ["mount", "limit"])

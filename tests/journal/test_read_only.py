@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from tests.mounting import may_mount
 
 from penstock.base.disk import Disk
 from penstock.journal import maintenance
@@ -44,7 +45,6 @@ from .brokers import (
     replica,
     until,
 )
-from .test_full_and_down import may_mount
 
 READ_ONLY = JournalSpec.O_RDONLY
 Seen = dict[str, tuple[int, int, bytes]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import os
 import shutil
 import socket
 import threading
@@ -314,6 +315,15 @@ class TestBrokerAway:
         assert error.message == "cannot write out.jsonl: No space left on device"
         assert isinstance(told(BrokerGoneError("nobody answers")), AwayError)
         assert not isinstance(told(RuntimeError("my.own.AwayError: x")), AwayError)
+
+    def test_a_full_disk_is_away_whoever_meets_it(self) -> None:
+        met_by = [
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+            RuntimeError("org.apache.spark.SparkException: java.io.IOException: No space left on device"),
+        ]
+        for error in map(told, met_by):
+            assert isinstance(error, AwayError)
+            assert error.message.startswith("a disk is full: ")
 
 
 def until(true: Callable[[], bool], seconds: float = 60) -> None:

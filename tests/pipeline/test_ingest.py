@@ -86,6 +86,26 @@ def test_a_source_hears_of_each_batch_in_order_once_the_log_has_it(client: Clien
     assert at == [1, 2, 3, 4, 5], "the log has what the source hears of"
 
 
+@pytest.mark.parametrize("given", [0, 1])
+def test_a_run_ended_while_its_source_is_away_fails_if_nothing_was_read(
+    client: Client, tmp_path: Path, given: int
+) -> None:
+    tried = threading.Event()
+
+    def reading(self: Scripted, resume: Mapping[str, Resume], stop: threading.Event) -> Iterator[Batch]:
+        if given and not resume:
+            yield batch(0)
+        tried.set()
+        raise AwayError("nobody answers at example:9", hint="start it")
+
+    ingest = Ingest(Scripted(reading), Namespace(".*"), a_log(client, tmp_path), lambda: None)
+    ingest.start()
+    assert tried.wait(60)
+    ingest.stop(60)
+    said = "nothing was read, the source is away: nobody answers at example:9"
+    assert (str(ingest.error) if ingest.error else None) == (None if given else said)
+
+
 def test_a_source_that_waits_for_more_hears_meanwhile(client: Client, tmp_path: Path) -> None:
     waited: list[bool] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import signal
@@ -53,6 +54,8 @@ class Range(CopyTask):
             raise AwayError("it does not answer", hint="wait")
         if self.fails == "usage":
             raise UsageError("no right to read", hint="grant it")
+        if self.fails == "full":
+            raise OSError(errno.ENOSPC, "No space left on device")
         if self.fails == "other":
             raise RuntimeError("broken")
         for part in range(2):
@@ -108,6 +111,10 @@ class TestInThreads:
         with pytest.raises(kind) as caught:
             next(found)
         assert caught.value.hint in ("wait", "grant it")
+
+    def test_a_full_disk_is_a_reason_to_wait(self, copier: ParallelCopier) -> None:
+        with pytest.raises(AwayError, match="No space left"):
+            list(copier.run([Range(0, fails="full")], threading.Event()))
 
     def test_stop_ends_it_soon_and_nothing_is_left(self, copier: ParallelCopier, tmp_path: Path) -> None:
         stop = threading.Event()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import msgspec
 
 from penstock.base.secrets import mask
 from penstock.connector.status import WorkerStatus, survey
 from penstock.console.reaching import Reaching
+from penstock.console.remembered import Remembered
 from penstock.console.views import Json
 from penstock.journal.client import AsyncClient, Client
 
@@ -22,24 +22,15 @@ class Connectors:
     """May be used by several threads."""
 
     def __init__(self, reaching: Reaching) -> None:
-        self._reaching = reaching
-        self._lock = threading.Lock()
-        self._listed: tuple[object, Json] | None = None
-        """The last answer, good for as long as nothing can have changed."""
+        self._listed = Remembered(reaching)
 
     def list(self) -> Json:
         """All workers."""
-        state = self._reaching.changed()
-        with self._lock:
-            known = self._listed
-        if state is not None and known is not None and known[0] == state:
-            return known[1]
-        with self._reaching.looking() as directory:
-            found = asyncio.run(_asked(directory.client))
-        answer: Json = {"workers": [_told(one) for one in found]}
-        with self._lock:
-            self._listed = (self._reaching.changed(), answer)
-        return answer
+        return self._listed.get(lambda directory: _read(directory.client))
+
+
+def _read(client: Client) -> Json:
+    return {"workers": [_told(one) for one in asyncio.run(_asked(client))]}
 
 
 def _told(one: WorkerStatus) -> Json:

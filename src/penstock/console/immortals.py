@@ -12,6 +12,7 @@ import time
 import msgspec
 
 from penstock.console.reaching import Reaching
+from penstock.console.remembered import Remembered
 from penstock.console.views import Json
 from penstock.immortal import about
 from penstock.immortal.about import Description
@@ -25,25 +26,16 @@ class Immortals:
     """May be used by several threads."""
 
     def __init__(self, reaching: Reaching) -> None:
-        self._reaching = reaching
-        self._ends: dict[str, tuple[float, int]] = {}
+        self._listed = Remembered(reaching)
         self._lock = threading.Lock()
-        self._listed: tuple[object, Json] | None = None
-        """The last answer, good for as long as nothing can have changed."""
+        self._ends: dict[str, tuple[float, int]] = {}
 
     def list(self) -> Json:
         """All instances."""
-        state = self._reaching.changed()
-        with self._lock:
-            known = self._listed
-        if state is not None and known is not None and known[0] == state:
-            return known[1]
-        with self._reaching.looking() as directory:
-            found = asyncio.run(_described(directory.client))
-        answer: Json = {"instances": [self._told(one) for one in found]}
-        with self._lock:
-            self._listed = (self._reaching.changed(), answer)
-        return answer
+        return self._listed.get(lambda directory: self._read(directory.client))
+
+    def _read(self, client: Client) -> Json:
+        return {"instances": [self._told(one) for one in asyncio.run(_described(client))]}
 
     def _told(self, one: Description) -> Json:
         """One instance, without the password of its coordinator's start."""

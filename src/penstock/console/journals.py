@@ -17,6 +17,7 @@ from penstock.base.secrets import mask
 from penstock.console.actions import Outcome, Plan, Wish
 from penstock.console.cluster import Cluster
 from penstock.console.reaching import Reaching
+from penstock.console.remembered import Remembered
 from penstock.console.views import Json
 from penstock.journal import check, upkeep
 from penstock.journal.client import Client
@@ -25,6 +26,7 @@ from penstock.journal.labels import values_of
 from penstock.journal.protocol import ListResponse, ProcessSpec
 from penstock.journal.specs_fields import plain
 from penstock.log.journals import KIND_LABEL, PIPELINE_LABEL
+from penstock.pipeline.operations import Directory
 
 PAGE = 50
 _MOST_FRAGMENTS = 500
@@ -41,33 +43,20 @@ class JournalQuestions:
         self._cluster = cluster
         self._heads: dict[str, tuple[float, int]] = {}
         self._stores: dict[str, tuple[float, str]] = {}
-        self._healthy: tuple[object, Json] | None = None
-        self._listed: tuple[tuple[object, str, int], Json] | None = None
-        """The last answers, good for as long as nothing can have changed."""
+        self._healthy, self._listed = Remembered(reaching), Remembered(reaching)
         self._lock = threading.Lock()
 
     def list(self, asked: Mapping[str, str]) -> Json:
         """A page of the journals whose names hold `find`, from number `from` on."""
         find, start = asked.get("find", "").casefold(), int(asked.get("from") or 0)
-        state = self._reaching.changed()
-        with self._lock:
-            known = self._listed
-        if state is not None and known is not None and known[0] == (state, find, start):
-            return known[1]
-        answer = self._list(find, start)
-        with self._lock:
-            self._listed = ((self._reaching.changed(), find, start), answer)
-        return answer
+        return self._listed.get(lambda directory: self._list(directory, find, start), (find, start))
 
-    def _list(self, find: str, start: int) -> Json:
-        with self._reaching.looking() as directory:
-            everything = directory.client.list()
-            found = [one for one in everything if find in one.spec.name.casefold()]
-            brokers = _brokers(everything)
-            shown = found[start : start + PAGE]
-            rows = [self._row(directory.client, one, len(brokers)) for one in shown]
+    def _list(self, directory: Directory, find: str, start: int) -> Json:
+        everything = directory.client.list()
+        found = [one for one in everything if find in one.spec.name.casefold()]
+        brokers = _brokers(everything)
         return {
-            "rows": rows,
+            "rows": [self._row(directory.client, one, len(brokers)) for one in found[start : start + PAGE]],
             "found": len(found),
             "total": len(everything),
             "from": start,
@@ -121,27 +110,14 @@ class JournalQuestions:
 
     def health(self) -> Json:
         """The brokers, the key space and the stores."""
-        state = self._reaching.changed()
-        with self._lock:
-            known = self._healthy
-        if state is not None and known is not None and known[0] == state:
-            return known[1]
-        answer = self._ask_health()
-        with self._lock:
-            self._healthy = (self._reaching.changed(), answer)
-        return answer
+        return self._healthy.get(self._ask_health)
 
-    def _ask_health(self) -> Json:
-        with self._reaching.looking() as directory:
-            client, everything = directory.client, directory.client.list()
-            stores = sorted({url for one in everything for url in one.spec.fragment.stores})
-            header = None
-            if everything:
-                served = next((one for one in everything if not upkeep.without_brokers(one)), None)
-                header = client.metadata(served.spec.name).header if served else None
-            health = [
-                {"store": mask(url), "problem": self._health(client, url)} for url in stores[:_MOST_STORES]
-            ]
+    def _ask_health(self, directory: Directory) -> Json:
+        client, everything = directory.client, directory.client.list()
+        stores = sorted({url for one in everything for url in one.spec.fragment.stores})
+        served = next((one for one in everything if not upkeep.without_brokers(one)), None)
+        header = client.metadata(served.spec.name).header if served else None
+        health = [{"store": mask(url), "problem": self._health(client, url)} for url in stores[:_MOST_STORES]]
         brokers = _brokers(everything)
         return {
             "cluster": self._cluster.told() if self._cluster else None,

@@ -31,7 +31,8 @@ from penstock.immortal.outputs import Output
 from penstock.immortal.place import Place
 from penstock.immortal.sockets import Binding
 from penstock.immortal.state import COMMIT_BUFFER, NewRecord, State
-from penstock.immortal.wire.messages import Blob, CheckpointStart, Message, MessageType, initial_message
+from penstock.immortal.wire.decoding import Blob
+from penstock.immortal.wire.messages import CheckpointStart, Message, MessageType, initial_message
 from penstock.immortal.wire.zigzag import CorruptWireError
 from penstock.journal.client import BrokerGoneError, FencedError, JournalError, TimedOutError
 

@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from penstock.base.disk import Buffer
 from penstock.base.errors import PenstockError
-from penstock.immortal.wire.messages import Blob, CheckpointStart, Message, MessageDecoder, MessageType
+from penstock.immortal.wire.decoding import Blob
+from penstock.immortal.wire.messages import CheckpointStart, Message, MessageDecoder, MessageType
 from penstock.immortal.wire.records import checkpoint_record, control_record, encode_record
 
 HOST = "127.0.0.1"

@@ -21,7 +21,7 @@ from penstock.journal.appendcontent import LARGE, RUN, ContentStates
 from penstock.journal.appending import TERMINAL, Appending, AppendStreamError, State, StoppedServingError
 from penstock.journal.index import Summary
 from penstock.journal.protocol import JournalSpec, Status
-from penstock.journal.replication import NotSynchronisedError, RouteChangedError, equivalent
+from penstock.journal.replication import NotSynchronisedError, RouteChangedError, equivalent, keeps_members
 from penstock.journal.resolver import desired_replication
 from penstock.journal.slots import SlotClosedError
 from penstock.journal.suspension import FULL, NONE, PARTIAL, RESUME, Verdict, verdict
@@ -125,6 +125,8 @@ class AppendMachine(ContentStates):
             self.state = State.UPDATE_ASSIGNMENTS
             return
         if replica.pipeline is not None:
+            if keeps_members(replica.pipeline.route, route):
+                await replica.pipeline.settled()  # the new streams would cut the old ones off
             replica.pipeline.close()
             replica.pipeline = None
         if replica.guest is not None and not equivalent(replica.guest.route, route):

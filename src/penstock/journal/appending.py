@@ -8,6 +8,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from enum import Enum, auto
 
+import grpc
+
 from penstock.base.errors import PenstockError
 from penstock.journal.chunks import Content
 from penstock.journal.claims import Claims
@@ -61,6 +63,14 @@ class StoppedServingError(PenstockError):
 
 class NotInChargeError(PenstockError):
     """Our lease may have ended, and somebody else may be the primary by now."""
+
+
+class PassedOnError(PenstockError):
+    """A call was passed on to another broker, which answered with an error, or not at all."""
+
+    def __init__(self, what: str, code: grpc.StatusCode) -> None:
+        super().__init__(what)
+        self.code = code
 
 
 def lone_pipeline(resolution: Resolution, replica: Replica) -> Pipeline:

@@ -1,9 +1,10 @@
 """The local key space: what etcd is to a cluster, for one broker, in one file.
 
 Keys map to values with create and mod revisions; a transaction compares revisions, then puts and deletes,
-all or nothing, and is durable when `transact` returns. The file is a sequence of transactions:
+all or nothing, and is durable when `transact` returns. The file is a sequence of transactions, as records of
+`penstock.base.checked`:
 
-    length u32 | crc32 of the body u32 | body: msgpack [revision, [[key, value] …], [deleted key …]]
+    body: msgpack [revision, [[key, value] …], [deleted key …]]
 
 A torn last transaction is cut on open; it was never acknowledged. A damaged one with others behind it is
 refused: the disk lost what it had confirmed. When most of the file is history it is rewritten beside itself
@@ -12,8 +13,6 @@ and swapped in, on open.
 
 from __future__ import annotations
 
-import struct
-import zlib
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,13 +21,13 @@ from pathlib import Path
 import msgspec
 
 from penstock.base import faults
+from penstock.base.checked import CheckedRecords
 from penstock.base.disk import Disk, DiskFile
 from penstock.base.errors import CorruptError
 from penstock.journal.revisions import RevisionWaits
 
-_HEAD = struct.Struct(">II")
+_RECORDS = CheckedRecords(64 << 20)
 _REWRITE_ABOVE = 1 << 20
-_MAX_BODY = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +159,16 @@ class LocalKeySpace:
     def _load(self, file: DiskFile) -> int:
         content = file.read_at(file.size(), 0)
         position = 0
-        while position < len(content):
-            body = _body_at(content, position)
-            if body is None:
-                self._cut(file, content, position)
-                break
+        for end, body in _RECORDS.walk(content):
             self._apply(msgspec.msgpack.decode(body, type=Transaction))
-            position += _HEAD.size + len(body)
+            position = end
+        if position < len(content):
+            self._cut(file, content, position)
         return position
 
     def _cut(self, file: DiskFile, content: bytes, position: int) -> None:
         """Drop a torn last transaction; refuse to drop one that others follow."""
-        if _another_follows(content, position):
+        if _RECORDS.is_followed(content, position):
             raise CorruptError(
                 "a damaged transaction with others behind it",
                 where=str(self._path),
@@ -199,26 +196,4 @@ class LocalKeySpace:
 
 
 def _encode(transaction: Transaction) -> bytes:
-    body = msgspec.msgpack.encode(transaction)
-    return _HEAD.pack(len(body), zlib.crc32(body)) + body
-
-
-def _body_at(content: bytes, position: int) -> bytes | None:
-    """The body of the transaction at `position`, or None if it is not whole."""
-    if position + _HEAD.size > len(content):
-        return None
-    length, crc = _HEAD.unpack_from(content, position)
-    start = position + _HEAD.size
-    body = content[start : start + length]
-    if not 0 < length <= _MAX_BODY or len(body) < length or zlib.crc32(body) != crc:
-        return None
-    return body
-
-
-def _another_follows(content: bytes, position: int) -> bool:
-    """Whether a whole transaction starts where the damaged one says it ends."""
-    if position + _HEAD.size > len(content):
-        return False
-    length, _ = _HEAD.unpack_from(content, position)
-    after = position + _HEAD.size + length
-    return 0 < length <= _MAX_BODY and _body_at(content, after) is not None
+    return _RECORDS.encode(msgspec.msgpack.encode(transaction))

@@ -139,3 +139,8 @@ class Pipeline:
 def equivalent(left: Route, right: Route) -> bool:
     """Whether two routes name the same members and the same primary; endpoints do not count."""
     return left.primary == right.primary and left.members == right.members
+
+
+def keeps_members(before: Route, after: Route) -> bool:
+    """Whether nobody has left: then what was sent on the old route can still be acknowledged by all."""
+    return all(member in after.members for member in before.members)

@@ -10,6 +10,7 @@ to take over its journals.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import resource
 from collections.abc import Callable
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from penstock.journal.cluster.options import ClusterOptions
     from penstock.journal.gateway import Gateway
     from penstock.journal.tls import ServerTls
+
+log = logging.getLogger(__name__)
 
 MAX_RECEIVE = 4 << 20
 EMBEDDED_GRACE = 2.0
@@ -196,6 +199,7 @@ async def _serve_member(
         await server.start()
         ready(Addresses(address, http, str(socket)))
         await stop.wait()
+        log.info("on the way out: others are to take over")
         await broker.drain()
     finally:
         broker.end_waits()

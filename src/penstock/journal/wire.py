@@ -20,7 +20,7 @@ import grpc.aio
 
 from penstock.base.errors import PenstockError
 from penstock.journal import methods
-from penstock.journal.appending import NotInChargeError, StoppedServingError
+from penstock.journal.appending import NotInChargeError, PassedOnError, StoppedServingError
 from penstock.journal.auth import Authorizer, UnauthenticatedError
 from penstock.journal.claims import EVERYTHING, Capability, Claims
 from penstock.journal.metrics import Metrics
@@ -262,15 +262,20 @@ def _metadata(context: Context, wanted: str) -> str | None:
     return None
 
 
+def _leaves_doubt(error: BaseException) -> bool:
+    """Whether what was asked for may have been done, and may be asked for again."""
+    if isinstance(error, PassedOnError):
+        return error.code is grpc.StatusCode.UNAVAILABLE
+    return isinstance(error, (ReplicationError, NotInChargeError, StoppedServingError))
+
+
 async def _refuse(error: BaseException, context: Context) -> None:
     if isinstance(error, UnauthenticatedError):
         code = grpc.StatusCode.UNAUTHENTICATED
     elif isinstance(error, TimeoutError):
         code = grpc.StatusCode.DEADLINE_EXCEEDED
-    elif isinstance(error, (ReplicationError, NotInChargeError, StoppedServingError)):
-        code = (
-            grpc.StatusCode.UNAVAILABLE
-        )  # what was asked for may have been done, and may be asked for again
+    elif _leaves_doubt(error):
+        code = grpc.StatusCode.UNAVAILABLE
     else:
         code = grpc.StatusCode.UNKNOWN
     await context.abort(code, str(error))

@@ -92,6 +92,7 @@ class Engine:
 
         from penstock.spark.session import claim, session
         from penstock.spark.source import PenstockSource
+        from penstock.spark.warming import warm_up
 
         # A failing batch is the supervisor's to report, once, not py4j's with a traceback for each attempt.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
@@ -110,6 +111,8 @@ class Engine:
             short_lived=not works_in_jvm(self.pipeline),
         )
         spark.dataSource.register(PenstockSource)
+        if self.lent is None:
+            warm_up(spark)
         return spark
 
     def alive(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 
 from penstock.base.errors import AwayError, PenstockError
@@ -11,6 +13,8 @@ from penstock.journal.client import BrokerGoneError, TimedOutError
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit): ")
 _AWAY = re.compile(r"^penstock\.[\w.]+\.(?:AwayError|BrokerGoneError|TimedOutError): (.+)$", re.MULTILINE)
 """What says in a worker's traceback that a system does not answer; its type does not come through."""
+_NO_ROOM = os.strerror(errno.ENOSPC)
+"""What the operating system says of a full disk, to Java and to Python."""
 
 
 def told(error: BaseException) -> PenstockError:
@@ -19,8 +23,10 @@ def told(error: BaseException) -> PenstockError:
         return AwayError(error.message, hint=error.hint)
     if isinstance(error, PenstockError):
         return error
-    away = _AWAY.findall(str(error))
-    return AwayError(mask(away[-1])) if away else PenstockError(first_line(error))
+    if away := _AWAY.findall(str(error)):
+        return AwayError(mask(away[-1]))
+    full = _NO_ROOM in str(error)
+    return AwayError(f"a disk is full: {first_line(error)}") if full else PenstockError(first_line(error))
 
 
 def first_line(error: BaseException) -> str:

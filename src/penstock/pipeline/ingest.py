@@ -40,6 +40,11 @@ def _nowhere(bad: Sequence[Bad]) -> int:
     raise PenstockError(f"{bad[0].place}: {bad[0].error}", hint="there is nowhere to keep it")
 
 
+def _never_read(error: AwayError) -> AwayError:
+    """For whoever ends a run in which the source did not answer: an empty run that looks well would hide it."""
+    return AwayError(f"nothing was read, the source is away: {error.message}", hint=error.hint)
+
+
 class Ingest:
     """One source being read. `error` is set if it ended badly, `done` once it has ended."""
 
@@ -134,6 +139,8 @@ class Ingest:
                 failures = 1 if self._end != before else failures + 1
                 if self._wait_for_it(error, failures):
                     continue
+                if not self.read:
+                    self.error = self.error or _never_read(error)
             except (BrokerGoneError, TimedOutError, InDoubtError) as error:
                 failures = 1 if self._end != before else failures + 1
                 self._doubtful = True

@@ -41,7 +41,7 @@ from penstock.pipeline.records import LogEntry, PipelineStatus, RunStatus, SinkS
 from penstock.pipeline.watching import Watched, stopped_by
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_PATIENCE = 3.0
+_PATIENCE = 15.0
 _POLL = 0.02
 
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.adaptors.away import os_error
 from penstock.adaptors.base import Copier, CopyTask
 from penstock.base.errors import AwayError, PenstockError, UsageError
 from penstock.base.secrets import mask
@@ -176,17 +177,18 @@ def read_range(task: CopyTask, chunk: Path) -> Told:
                 for piece in _pieces(packed):
                     file.write(piece)
         aside.rename(chunk)
+    except OSError as error:  # the disk of the chunk, if nobody has told of it in better words
+        return _failed(os_error("a range was not copied", error, PenstockError))
     except PenstockError as error:
-        return Told(_kind(error), error.message, error.hint)
+        return _failed(error)
     finally:
         aside.unlink(missing_ok=True)
     return Told()
 
 
-def _kind(error: PenstockError) -> str:
-    if isinstance(error, AwayError):
-        return "AwayError"
-    return "UsageError" if isinstance(error, UsageError) else "PenstockError"
+def _failed(error: PenstockError) -> Told:
+    kind = next((kind for kind in (AwayError, UsageError) if isinstance(error, kind)), PenstockError)
+    return Told(kind.__name__, error.message, error.hint)
 
 
 def _pieces(packed: Packed) -> tuple[bytes, ...]:

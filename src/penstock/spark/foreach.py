@@ -16,7 +16,6 @@ A batch that is voted down is sent again, later each time, and then fails the qu
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 import uuid
@@ -30,7 +29,8 @@ from penstock.adaptors.base import AbortedError, Sink, Stage, Staged, Voting
 from penstock.adaptors.connector import Connector
 from penstock.base import faults
 from penstock.base.disk import Disk
-from penstock.base.errors import CorruptError, InUseError
+from penstock.base.errors import CorruptError
+from penstock.base.locks import lock_directory
 from penstock.base.settings import load
 from penstock.log.offsets import Lane
 from penstock.log.schema import KnownSchemas
@@ -96,7 +96,11 @@ class ConnectorBatches:
         self._directory = Path(decisions)
         self._disk = disk or Disk()
         self._disk.make_dirs(self._directory)
-        self._lock = _locked(self._directory)
+        self._lock = lock_directory(
+            self._directory,
+            f"another query decides in {self._directory}",
+            "stop it first, or give this one another directory",
+        )
         self._path = self._directory / f"{name}.decision"
         self.decision = _loaded(self._path)
         """What was committed last."""
@@ -188,15 +192,3 @@ def _loaded(path: Path) -> Decision:
     if found.format > 1:
         raise CorruptError(f"format {found.format}, this version knows 1", where=str(path), position=0)
     return found
-
-
-def _locked(directory: Path) -> int:
-    descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise InUseError(
-            f"another query decides in {directory}", hint="stop it first, or give this one another directory"
-        ) from None
-    return descriptor

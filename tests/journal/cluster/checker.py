@@ -107,7 +107,7 @@ class Checker:
         content = record(who, self._draw.randrange(10, 400))
         self.in_doubt.add(who)
         try:
-            landed = await client.append(self.journal, content, timeout=20)
+            landed = await client.append(self.journal, content, timeout=40)
         except JournalError as error:
             failure: PenstockError = error
             self.refused[error.status_name] += 1

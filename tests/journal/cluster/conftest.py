@@ -9,9 +9,9 @@ import pytest
 from tests.servers.etcd import EtcdServer, running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """Shared: each test has a prefix of its own, and no test breaks it."""
+    """Shared by all: each test has a prefix of its own, and no test breaks it."""
     with running(tmp_path_factory.mktemp("etcd")) as server:
         yield server
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import cast
 
 import grpc.aio
+import pytest
 
 from penstock.base.disk import Disk
 from penstock.journal import batches, keys, maintenance, read, replicate, wire
@@ -24,7 +25,7 @@ from penstock.journal.append import Appending, AppendMachine
 from penstock.journal.auth import Authorizer, Keys, OpenAuthorizer
 from penstock.journal.chunks import Content, whole
 from penstock.journal.claims import EVERYTHING, Claims
-from penstock.journal.cluster import proxy
+from penstock.journal.cluster import proxy, reading
 from penstock.journal.cluster.advertise import Advertising, stored_route
 from penstock.journal.cluster.peers import Peers
 from penstock.journal.cluster.pipeline import Pipelines
@@ -222,6 +223,12 @@ class Node:
         """What a reader gets here."""
         request = ReadRequest(journal=journal, offset=offset)
         return b"".join([response.content async for response in self.read(request, EVERYTHING)])
+
+    async def content_now(self) -> bytes:
+        """What a reader gets here who does not wait for what may be known soon."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reading, "PATIENCE", 0.1)
+            return await self.content()
 
     async def pulse(self, journal: str = JOURNAL) -> None:
         await maintenance.pulse(journal, self.appending, EVERYTHING, suspend=False)

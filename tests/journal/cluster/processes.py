@@ -30,7 +30,8 @@ from penstock.journal.protocol import JournalSpec, ListResponse
 from penstock.log.commitlog import journal_spec
 
 PATIENCE = 60.0
-LEASE = 2
+LEASE = 4
+"""Seconds: short enough to wait for its end, long enough not to end by itself on a machine with much to do."""
 
 
 class BrokerProcess:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from penstock.journal.cluster.allocator.picture import Picture
 from penstock.journal.cluster.allocator.state import State
 from penstock.journal.cluster.entries import LeasedEntry
 from penstock.journal.cluster.etcd import EtcdClient
-from penstock.journal.cluster.etcd_errors import EtcdAwayError, EtcdInDoubtError
+from penstock.journal.cluster.etcd_errors import EtcdAwayError, EtcdError, EtcdInDoubtError
 from penstock.journal.cluster.etcd_values import Committed, Compare, Delete, Operation, Put
 from penstock.journal.cluster.mirror import EtcdKeySpace
 from penstock.journal.protocol import BrokerSpec, JournalSpec
@@ -102,11 +102,9 @@ def etcd() -> Scripted:
 
 
 async def quiet(allocation: Allocation) -> None:
-    """Until rounds come to an end."""
-    rounds = -1
-    while rounds != allocation.counts.rounds:
-        rounds = allocation.counts.rounds
-        await asyncio.sleep(0.05)
+    """Until it has no news, and waits for some."""
+    while allocation._news.is_set() or not allocation._news._waiters:  # noqa: ASYNC110 - it never tells
+        await asyncio.sleep(0.002)
 
 
 def test_only_the_member_that_was_here_first_acts(etcd: Scripted) -> None:
@@ -374,18 +372,12 @@ def test_a_member_is_drained_when_it_leaves_and_holds_nothing(etcd: Scripted) ->
 # On a real etcd.
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    with running(tmp_path_factory.mktemp("etcd")) as server:
-        yield server
-
-
 class Node:
     """A broker as far as the allocator sees it: a lease, a member key, a mirror, the loop; it leads in earnest, in
     that it has its replicas agree."""
 
     def __init__(self, server: EtcdServer, prefix: str, name: str, limit: int) -> None:
-        self.client = EtcdClient([server.uri], timeout=2.0)
+        self.client = EtcdClient([server.uri])
         self.space = EtcdKeySpace(self.client, prefix, delay=0.005)
         self.id = id_of(name)
         self._limit = limit
@@ -433,7 +425,8 @@ class Node:
                 if led and not state.is_consistent(journal):
                     value = route([name_of(held.member) for held in group], name_of(self.id))
                     puts = [Put(keys.assignment_key(held.assignment), value, held.lease) for held in group]
-                    await self.space.commit([], puts)
+                    with suppress(EtcdError):  # it may restart, and will be asked again
+                        await self.space.commit([], puts)
             await asyncio.sleep(0.03)
 
     def at_rest(self, replication: int) -> bool:
@@ -456,6 +449,14 @@ async def make_journals(client: EtcdClient, prefix: str, count: int, replication
         await client.commit(f"{prefix}/".encode(), [], puts)
 
 
+async def leave_in_the_end(node: Node) -> None:
+    """What was on its way to an etcd that restarts is in doubt."""
+    while True:
+        with suppress(EtcdInDoubtError):
+            await node.announce(exiting=True)
+            return
+
+
 def test_a_cluster_on_etcd_survives_deaths_drains_and_restarts_of_etcd(tmp_path: Path) -> None:
     async def main(server: EtcdServer, stack: AsyncExitStack) -> None:
         async def started(name: str) -> Node:
@@ -473,12 +474,12 @@ def test_a_cluster_on_etcd_survives_deaths_drains_and_restarts_of_etcd(tmp_path:
         await first.die()
         await until(lambda: second.allocation.is_leader and fourth.at_rest(2))
         server.restart()
-        await second.announce(exiting=True)
+        await leave_in_the_end(second)
         await second.allocation.drained()
         await second.die()
         await until(lambda: third.allocation.is_leader and fourth.at_rest(2))
         assert set(fourth.state().loads) == {third.id, fourth.id}
-        assert set(fourth.state().primaries.values()) <= {28, 29, 30, 31, 32}
+        assert all(25 <= led <= 35 for led in fourth.state().primaries.values())
         fifth = await started("a1")
         stack.push_async_callback(fifth.stop)
         await until(
@@ -487,7 +488,7 @@ def test_a_cluster_on_etcd_survives_deaths_drains_and_restarts_of_etcd(tmp_path:
         deletes = [Delete(keys.item_key(f"j/{n:04}")) for n in range(60)]
         await fourth.space.commit([], deletes)
         await until(lambda: not fourth.state().held)
-        assert third.allocation.counts.steps[Step.REMOVE] >= 120
+        await until(lambda: third.allocation.counts.steps[Step.REMOVE] >= 120)  # it counts after it is seen
 
     async def with_nodes(server: EtcdServer) -> None:
         async with AsyncExitStack() as stack:

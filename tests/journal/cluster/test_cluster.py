@@ -6,7 +6,6 @@ running.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,13 +131,11 @@ def test_a_broker_that_is_told_to_end_hands_over_and_no_append_fails(four: Runni
     four.create("handed/over")
     with checked(four, "handed/over") as checker:
         primary = four.members("handed/over")[0]
-        begun = time.monotonic()
         assert four[primary].stop() == 0
-        took = time.monotonic() - begun
         four[primary].start()
         checker.progress()
     assert not [failure for failure in checker.failures if "in doubt" in failure], checker.failures
-    assert took < 30
+    assert "nobody took over" not in four[primary].log.read_text()
 
 
 def test_when_all_brokers_were_killed_at_once_nothing_is_lost(four: Running) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -28,10 +29,15 @@ Held = dict[str, LeasedEntry]
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence is found out, and etcd is asked again, at once."""
+    """What a watch left out is noticed, and etcd is asked again, at once."""
     monkeypatch.setattr(etcd_watch, "ASK_EVERY", 0.05)
-    monkeypatch.setattr(etcd_watch, "SILENCE", 0.3)
     monkeypatch.setattr(mirror, "_PAUSES", (0.0, 0.01, 0.05))
+
+
+@pytest.fixture
+def suspicious(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is found out at once, so a slow machine may be taken for a fault as well."""
+    monkeypatch.setattr(etcd_watch, "SILENCE", 0.3)
 
 
 @asynccontextmanager
@@ -48,6 +54,13 @@ async def mirrored(
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
+
+
+def healths_of(space: EtcdKeySpace) -> list[Health]:
+    """All that it goes through from now on, however short."""
+    healths: list[Health] = []
+    space.on_health.append(healths.append)
+    return healths
 
 
 def held(space: EtcdKeySpace) -> Held:
@@ -172,13 +185,15 @@ def test_leases_are_seen(server: EtcdServer, prefix: str) -> None:
 
 
 def test_changes_that_come_together_are_told_together(server: EtcdServer, prefix: str) -> None:
+    delay = 0.5
+
     async def main() -> None:
-        async with EtcdClient([server.uri]) as client, mirrored([server.uri], prefix, delay=0.5) as space:
-            observer = Observer(space)
+        async with EtcdClient([server.uri]) as client, mirrored([server.uri], prefix, delay=delay) as space:
+            observer, began = Observer(space), time.monotonic()
             for number in range(40):
                 made = await client.commit(space.prefix, [], [Put(f"{number % 4}", b"%d" % number)])
             await space.wait_for_revision(made.revision)
-            assert len(observer.steps) <= 3
+            assert len(observer.steps) <= 1 + (time.monotonic() - began) / delay
             assert observer.complaints == []
             assert held(space) == await there(client, prefix)
 
@@ -247,10 +262,9 @@ def test_what_happened_while_it_was_cut_off_is_found_and_told(own: EtcdServer, f
     faults = {"none": lambda: None, "restart": own.restart, "compaction": lambda: None}
 
     async def main(link: Proxy) -> None:
-        async with EtcdClient([own.uri]) as client, mirrored([link.uri], limit=0.5) as space:
+        async with EtcdClient([own.uri]) as client, mirrored([link.uri]) as space:
             await space.transact({}, [(key, b"1") for key in ("a", "b", "c", "same")], [])
-            observer, healths, gaps = Observer(space), list[Health](), list[int]()
-            space.on_health.append(healths.append)
+            observer, gaps = Observer(space), list[int]()
             space.on_gap.append(lambda: gaps.append(space.revision))
             last = await changed_behind_its_back(link, client, faults[fault])
             await until(lambda: space.health is Health.BEHIND)
@@ -262,8 +276,6 @@ def test_what_happened_while_it_was_cut_off_is_found_and_told(own: EtcdServer, f
             await until(lambda: space.health is Health.CURRENT and space.revision >= last)
             assert held(space) == observer.told == await there(client)
             assert observer.complaints == []
-            # A watch that asks for forgotten history seems to be well for a moment.
-            assert healths == [Health.BEHIND, Health.CURRENT] * (2 if fault == "compaction" else 1)
             if fault == "compaction":
                 assert (space.revision, gaps) == (elsewhere.revision, [elsewhere.revision])
             else:
@@ -275,14 +287,15 @@ def test_what_happened_while_it_was_cut_off_is_found_and_told(own: EtcdServer, f
         run(main(link))
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("impatient", "suspicious")
 def test_a_stalled_connection_is_left(own: EtcdServer) -> None:
     async def main(link: Proxy) -> None:
-        async with EtcdClient([own.uri]) as client, mirrored([link.uri], limit=0.5) as space:
+        async with EtcdClient([own.uri]) as client, mirrored([link.uri]) as space:
             await space.transact({}, [("a", b"1")], [])
+            healths = healths_of(space)
             link.stall()
             made = await client.commit(b"/p/", [], [Put("a", b"2")])
-            await until(lambda: space.health is Health.BEHIND)
+            await until(lambda: Health.BEHIND in healths)
             link.heal()
             await space.wait_for_revision(made.revision)
             await until(lambda: space.health is Health.CURRENT)
@@ -300,14 +313,15 @@ def test_an_etcd_that_was_set_back_is_not_believed(own: EtcdServer, tmp_path: Pa
         own.start()
 
     async def main() -> None:
-        async with mirrored([own.uri], limit=0.5) as space:
+        async with mirrored([own.uri]) as space:
             await space.transact({}, [("a", b"1")], [])
             await space.transact({}, [("b", b"1")], [])
-            before, at = held(space), space.revision
+            before, at, troubles = held(space), space.revision, list[str]()
+            space.on_health.append(lambda health: troubles.append(f"{health} {space.trouble}"))
             await asyncio.to_thread(lose_everything)
-            await until(lambda: space.health is Health.BACKWARDS)
+            await until(lambda: any(one.startswith(str(Health.BACKWARDS)) for one in troubles))
             assert (held(space), space.revision) == (before, at)
-            assert "set back" in str(space.trouble)
+            assert any("set back" in one for one in troubles)
 
     run(main())
 
@@ -327,13 +341,13 @@ def test_an_event_that_a_watch_leaves_out_is_found(own: EtcdServer, monkeypatch:
     async def main() -> None:
         async with EtcdClient([own.uri]) as client, mirrored([own.uri]) as space:
             await space.transact({}, [("a", b"1"), ("b", b"1")], [])
-            observer, healths = Observer(space), list[Health]()
-            space.on_health.append(healths.append)
+            observer, healths = Observer(space), healths_of(space)
             monkeypatch.setattr(Entries, "apply", leaves_out)
             await client.commit(b"/p/", [], [Put("a", b"2"), Put("b", b"2")])
             await until(lambda: left_out)
-            await client.commit(b"/p/", [], [Put("a", b"3")])
-            await until(lambda: healths == [Health.BEHIND, Health.CURRENT])
+            last = await client.commit(b"/p/", [], [Put("a", b"3")])
+            await until(lambda: Health.BEHIND in healths and space.health is Health.CURRENT)
+            await space.wait_for_revision(last.revision)
             assert held(space) == observer.told == await there(client)
 
     run(main())
@@ -342,11 +356,11 @@ def test_an_event_that_a_watch_leaves_out_is_found(own: EtcdServer, monkeypatch:
 @pytest.mark.usefixtures("impatient")
 def test_another_etcd_is_not_believed_and_the_right_one_is_again(own: EtcdServer, server: EtcdServer) -> None:
     async def main(link: Proxy) -> None:
-        async with EtcdClient([own.uri]) as client, mirrored([link.uri], limit=0.5) as space:
+        async with EtcdClient([own.uri]) as client, mirrored([link.uri], limit=2.0) as space:
             await space.transact({}, [("a", b"1")], [])
-            before = held(space)
+            before, healths = held(space), healths_of(space)
             link.lead_to(server.port)
-            await until(lambda: space.health is Health.FOREIGN)
+            await until(lambda: Health.FOREIGN in healths)
             assert held(space) == before
             made = await client.commit(b"/p/", [], [Put("a", b"2")])
             link.lead_to(own.port)
@@ -390,7 +404,7 @@ async def put_in_the_end(client: EtcdClient, value: bytes) -> int:
             return (await client.commit(b"/p/", [], [Put("a", value)])).revision
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("impatient", "suspicious")
 @pytest.mark.parametrize("seed", [1])
 def test_random_changes_and_faults_end_in_a_mirror_equal_to_etcd(own: EtcdServer, seed: int) -> None:
     with proxied(own.port) as link:
@@ -398,7 +412,7 @@ def test_random_changes_and_faults_end_in_a_mirror_equal_to_etcd(own: EtcdServer
 
 
 @pytest.mark.soak
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("impatient", "suspicious")
 @pytest.mark.parametrize("seed", range(10, 30))
 def test_many_random_changes_and_faults(own: EtcdServer, seed: int) -> None:
     with proxied(own.port) as link:

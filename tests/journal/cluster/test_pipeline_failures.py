@@ -14,16 +14,19 @@ from tests.servers.proxy import proxied
 from penstock.journal.append import AppendMachine, State
 from penstock.journal.appending import NotInChargeError
 from penstock.journal.claims import EVERYTHING
+from penstock.journal.cluster import peers
+from penstock.journal.cluster.proxy import ProxyError
 from penstock.journal.fragment import Codec, Fragment
 from penstock.journal.protocol import AppendRequest, Status
 from penstock.journal.replication import NotSynchronisedError, ReplicationError
 
-from ..brokers import HookedDisk, in_loop, until
+from ..brokers import Gate, HookedDisk, in_loop, until
 from .nodes import JOURNAL, Cluster, cluster_of, require_ok, sums
 
 
-async def walked(machine: AppendMachine) -> list[State]:
-    states = [machine.state]
+async def walked(machine: AppendMachine, states: list[State]) -> list[State]:
+    """The states on the way to the end, of which `states` tells meanwhile."""
+    states.append(machine.state)
     try:
         while machine.state not in (State.ERROR, State.PROXY, State.FINISHED):
             await machine.step()
@@ -52,7 +55,7 @@ def test_a_peer_lost_before_its_acknowledgement_fails_the_append_and_the_next_go
                 await until(lambda: cluster["b"].replica().spool.end == 22)
                 await asyncio.sleep(0.05)
                 assert not pending.done()
-                assert await cluster["a"].content() == b"acknowledged "
+                assert await cluster["a"].content_now() == b"acknowledged "
                 to_c.cut()
                 with pytest.raises(ReplicationError, match="broker-c"):
                     await pending
@@ -99,13 +102,14 @@ def test_a_route_that_a_peer_knows_better_is_waited_for(tmp_path: Path) -> None:
             cluster.create()
             cluster["a"].view.hold()
             cluster.assign("bca")
-            machine = machine_at(cluster, "a")
-            walking = asyncio.create_task(walked(machine))
-            await asyncio.sleep(0.2)
+            machine, states = machine_at(cluster, "a"), list[State]()
+            walking = asyncio.create_task(walked(machine, states))
+            await until(lambda: State.RECV_PIPELINE_SYNC in states and states[-1] is State.RESOLVE)
+            await asyncio.sleep(0.05)
             assert not walking.done()
             assert machine.state is State.RESOLVE
             cluster["a"].view.catch_up()
-            states = await walking
+            await walking
             assert states[:6] == [
                 State.RESOLVE,
                 State.ACQUIRE_PIPELINE,
@@ -157,6 +161,61 @@ def test_too_many_replicas_are_waited_for_and_too_few_are_told(tmp_path: Path) -
     in_loop(test)
 
 
+def test_an_append_under_way_when_a_replica_joins_is_acknowledged_first(tmp_path: Path) -> None:
+    """The streams of the new route would take the spools from those of the old one."""
+
+    async def test() -> None:
+        disk, gate = HookedDisk(), Gate()
+        async with cluster_of(tmp_path, "abd") as cluster:
+            await cluster.start("c", disk=disk)
+            cluster.create(length=64 << 20)
+            await cluster["a"].append_bytes(b"before ")
+            disk.before = lambda step, path: gate.wait() if step == "write" else None
+            pending = asyncio.create_task(cluster["a"].append_bytes(bytes(1 << 20)))
+            assert await asyncio.to_thread(gate.reached.wait, 60)
+            cluster.assign("abcd")
+            pulsing = asyncio.create_task(cluster["a"].pulse())
+            await asyncio.sleep(0.2)
+            gate.open()
+            assert require_ok(await pending) == (7, 7 + (1 << 20))
+            await until(lambda: bool(cluster["d"].replica().guest))
+            cluster.assign("abd")
+            await pulsing
+            require_ok(await cluster["a"].append_bytes(b"after"))
+            assert len(sums(cluster, "abd")) == 1
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["in time", "not in time"])
+def test_who_is_passed_on_to_a_broker_that_leaves_the_cluster_is_answered(
+    tmp_path: Path, answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not answers:
+        monkeypatch.setattr(peers, "FAREWELL", 0.05)
+
+    async def test() -> None:
+        async with cluster_of(tmp_path) as cluster:
+            with proxied(cluster["a"].port) as to_a:
+                cluster.announce("a", to_a.uri)
+                cluster.create()
+                await cluster["a"].pulse()
+                to_a.stall()
+                passed_on = asyncio.create_task(cluster["b"].append_bytes(b"x"))
+                await until(lambda: bool(cluster["b"].peers._channels))
+                leaving = asyncio.create_task(cluster["b"].peers.retain(()))
+                if answers:
+                    to_a.heal()
+                    require_ok(await passed_on)
+                else:
+                    with pytest.raises(ProxyError, match="left the cluster") as told:
+                        await passed_on
+                    assert not told.value.harmless
+                await leaving
+
+    in_loop(test)
+
+
 def test_who_waits_for_the_pipeline_while_the_route_goes_resolves_again(tmp_path: Path) -> None:
     async def test() -> None:
         async with cluster_of(tmp_path) as cluster:
@@ -190,15 +249,17 @@ def test_who_waits_for_the_pipeline_while_the_route_goes_resolves_again(tmp_path
 def test_a_primary_whose_lease_ran_out_acknowledges_nothing(tmp_path: Path, when: str) -> None:
     async def test() -> None:
         async with cluster_of(tmp_path) as cluster:
-            with proxied(cluster["c"].port, delay=0.1) as to_c:
+            with proxied(cluster["c"].port) as to_c:
                 cluster.announce("c", to_c.uri)
                 cluster.create()
                 await cluster["a"].append_bytes(b"x")
+                to_c.stall()
                 cluster["a"].alive = when != "before"
                 appending = asyncio.create_task(cluster["a"].append_bytes(b"y"))
                 if when != "before":
                     await until(lambda: cluster["b"].replica().spool.end == 2)
                     cluster["a"].alive = False
+                    to_c.heal()
                 with pytest.raises(NotInChargeError, match="lease"):
                     await appending
                 if when == "before":

@@ -32,7 +32,7 @@ async def ahead_and_killed(cluster: Cluster) -> None:
         to_c.cut()
         await asyncio.wait((pending,))
         assert pending.exception() is not None
-        assert await cluster["a"].content() == b"common", "nobody has read it"
+        assert await cluster["a"].content_now() == b"common", "nobody has read it"
         assert cluster["b"].replica().spool.end == 6
         await cluster.kill("a")
     for name in "bc":

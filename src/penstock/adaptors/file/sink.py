@@ -108,28 +108,25 @@ class FileStager(Stager):
         tally = Tally(stage.skip_below)
         refused: list[Refusal] = []
         part = stage.directory / stage.name
-        cannot = f"cannot write {part}"
         columns = self._columns()
-        with telling(cannot):
+        with telling(f"cannot write {part}"):
             stage.directory.mkdir(parents=True, exist_ok=True)
-            file = PartFile(part, self._writing.codec)
-        with file:
-            for batch in rows:
-                fresh = tally.fresh(batch)
-                if self._writing.form == "csv":
-                    columns = columns or first_fields(fresh)
-                    lines, taken, refusals = records_of(fresh, columns, self._writing)
-                else:
-                    lines, taken, refusals = lines_of(fresh, envelope=self._writing.envelope)
-                with telling(cannot):
+            with PartFile(part, self._writing.codec) as file:
+                for batch in rows:
+                    fresh = tally.fresh(batch)
+                    if self._writing.form == "csv":
+                        columns = columns or first_fields(fresh)
+                        lines, taken, refusals = records_of(fresh, columns, self._writing)
+                    else:
+                        lines, taken, refusals = lines_of(fresh, envelope=self._writing.envelope)
                     file.write(lines)
-                tally.add(taken)
-                refused += refusals
-        size = part.stat().st_size
-        if not size:
-            part.unlink()
-        elif self._writing.form == "csv":
-            columns_beside(part).write_bytes(msgspec.json.encode(columns))
+                    tally.add(taken)
+                    refused += refusals
+            size = part.stat().st_size
+            if not size:
+                part.unlink()
+            elif self._writing.form == "csv":
+                columns_beside(part).write_bytes(msgspec.json.encode(columns))
         return tally.staged(str(part) if size else "", size, refused)
 
     def _columns(self) -> Sequence[str]:

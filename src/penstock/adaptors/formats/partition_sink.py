@@ -27,6 +27,7 @@ from typing import Literal
 
 import msgspec
 
+from penstock.adaptors.away import telling
 from penstock.adaptors.base import (
     Finding,
     Guarantee,
@@ -211,7 +212,8 @@ class PartitionPublisher(Publisher):
         self._kept = None
         directories = [Path(staged.part) for staged in parts if staged.part]
         for directory in directories:
-            self._write_raw(directory)
+            with telling(f"cannot write {directory}"):
+                self._write_raw(directory)
         for ns in {ns for staged in parts for ns in staged.namespaces}:
             self._sink.schema_of(ns)
         batch = uuid.uuid4().hex[:12]

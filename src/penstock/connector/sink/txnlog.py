@@ -1,29 +1,25 @@
 """The transaction log of one worker: every vote and every decision, on the disk before anybody hears of it.
 
-    record     length u32 | crc32 of what follows u32 | one entry of the ledger as JSON       big-endian
-
-Each record is synced by itself, so no more than the last one can be torn: that one is cut off when the log is opened,
-and was never told to anybody. A damaged record with another one behind it is an error. A log that has grown is written
-anew as one record, beside the old one, and takes its place.
+Its records (`penstock.base.checked`) hold one entry of the ledger each, as JSON. A torn last one is cut off when the
+log is opened, and was never told to anybody. A damaged record with another one behind it is an error. A log that has
+grown is written anew as one record, beside the old one, and takes its place.
 """
 
 from __future__ import annotations
 
 import contextlib
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from struct import Struct
 from typing import Final
 
 import msgspec
 
+from penstock.base.checked import CheckedRecords
 from penstock.base.disk import Disk, DiskFile
 from penstock.base.errors import CorruptError
 from penstock.connector.sink.ledger import Entry, Ledger
 
-_HEAD: Final = Struct(">II")
-_MOST: Final = 64 << 10
+_RECORDS: Final = CheckedRecords(64 << 10)
 _REWRITE_ABOVE: Final = 256 << 10
 
 _encoder = msgspec.json.Encoder()
@@ -99,8 +95,7 @@ def _loaded(file: DiskFile, ledger: Ledger, path: Path) -> int:
 def _entries(content: bytes, path: Path) -> Iterator[tuple[int, Entry]]:
     """Each whole entry with where it ends."""
     at = 0
-    while (body := _body_at(content, at)) is not None:
-        end = at + _HEAD.size + len(body)
+    for end, body in _RECORDS.walk(content):
         try:
             entry = _decoder.decode(body)
         except msgspec.MsgspecError as error:
@@ -110,27 +105,14 @@ def _entries(content: bytes, path: Path) -> Iterator[tuple[int, Entry]]:
             ) from None  # fmt: skip
         yield end, entry
         at = end
-    if at + _HEAD.size <= len(content):
-        length, _ = _HEAD.unpack_from(content, at)
-        if 0 < length <= _MOST and _body_at(content, at + _HEAD.size + length) is not None:
-            raise CorruptError(
-                "a damaged record with others behind it", where=str(path), position=at,
-                hint="restore the file from a copy: what it says of open transactions is lost",
-            )  # fmt: skip
+    if _RECORDS.is_followed(content, at):
+        raise CorruptError(
+            "a damaged record with others behind it",
+            where=str(path),
+            position=at,
+            hint="restore the file from a copy: what it says of open transactions is lost",
+        )
 
 
 def _encoded(entry: Entry) -> bytes:
-    body = _encoder.encode(entry)
-    return _HEAD.pack(len(body), zlib.crc32(body)) + body
-
-
-def _body_at(content: bytes, position: int) -> bytes | None:
-    """The entry at `position`, or None if it is not whole."""
-    if position + _HEAD.size > len(content):
-        return None
-    length, crc = _HEAD.unpack_from(content, position)
-    start = position + _HEAD.size
-    body = content[start : start + length]
-    if not 0 < length <= _MOST or len(body) < length or zlib.crc32(body) != crc:
-        return None
-    return body
+    return _RECORDS.encode(_encoder.encode(entry))

@@ -6,7 +6,6 @@ time has; that of a worker who has left stays there, under another name.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import threading
@@ -18,7 +17,7 @@ from urllib.parse import quote, unquote
 
 from penstock.base import faults
 from penstock.base.disk import Disk
-from penstock.base.errors import InUseError
+from penstock.base.locks import lock_directory
 from penstock.connector.sink.keeper import Keeper
 from penstock.connector.sink.ledger import Decided, Left, RuleError, Voted
 from penstock.connector.sink.storage import StorageOf
@@ -53,7 +52,12 @@ class Workers:
         self._taken: set[str] = set()
         """Those that are connected, on their way in, or being set aside."""
         self._disk.make_dirs(directory)
-        self._lock = _locked(directory)
+        # Two servers on one directory would each believe their own half.
+        self._lock = lock_directory(
+            directory,
+            f"another sink has the directory {directory}",
+            "stop it first, or give this one another",
+        )
 
     def attach(self, worker: str) -> Keeper:
         """Take a name; `RuleError` if another connection has it and keeps it."""
@@ -168,16 +172,3 @@ def file_name(worker: str) -> str:
 
 def log_path(directory: Path, worker: str) -> Path:
     return directory / f"{file_name(worker)}{_LOGS}"
-
-
-def _locked(directory: Path) -> int:
-    """Two servers on one directory would each believe their own half."""
-    descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise InUseError(
-            f"another sink has the directory {directory}", hint="stop it first, or give this one another"
-        ) from None
-    return descriptor

@@ -1,6 +1,7 @@
 """The bytes between an immortal coordinator and a language binding (seed 002, "Message Formats").
 
     zigzag        integers of variable length
+    decoding      a stream that is cut anywhere, and the blobs of checkpoints in it
     messages      `size | type | data`, and the decoder of a bare stream of them (binding to coordinator)
     rpc           calls and answers, outgoing and incoming; batches, with and without a replayable count
     between       what coordinators tell each other about a stream: ReplayFrom, TrimTo, Commit
@@ -11,9 +12,9 @@ of checkpoints on in pieces without gathering them, and refuse what cannot be wi
 """
 
 from penstock.immortal.wire.between import Commit, ReplayFrom, TrimTo
+from penstock.immortal.wire.decoding import Blob
 from penstock.immortal.wire.messages import (
     MAX_MESSAGE,
-    Blob,
     CheckpointStart,
     Message,
     MessageDecoder,

@@ -6,16 +6,16 @@ it, and may be of any length; `MessageDecoder` hands it on in the pieces in whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
 from penstock.base.disk import Buffer
+from penstock.immortal.wire.decoding import Decoder, checkpoint_length
 from penstock.immortal.wire.zigzag import (
     CorruptWireError,
     ShortWireError,
     decode_int,
-    decode_long,
     encode_int,
     encode_long,
 )
@@ -61,16 +61,6 @@ class CheckpointStart(NamedTuple):
     length: int
 
 
-class Blob(NamedTuple):
-    """A piece of the blob that was announced last; `left` bytes of it are still to come.
-
-    A blob of no bytes is one empty piece, so that every blob ends with a piece of which nothing is left.
-    """
-
-    piece: bytes
-    left: int
-
-
 def encode_message(kind: int, data: Buffer = b"") -> bytes:
     """A whole message."""
     return b"".join((encode_int(len(data) + 1), bytes((kind,)), data))
@@ -97,96 +87,29 @@ def split_messages(body: Buffer) -> Iterator[Message]:
         at = start + size
 
 
-def checkpoint_length(data: Buffer, *, fixed: bool = False) -> int:
-    """The length that a Checkpoint message announces; `fixed`: as eight bytes, the way of old bindings."""
-    if fixed and len(data) == 8:
-        length, end = int.from_bytes(data, "little", signed=True), 8
-    else:
-        length, end = decode_long(data, 0)
-    if end != len(data) or length < 0:
-        raise CorruptWireError(f"a checkpoint of {length} bytes, announced in {len(data)} bytes", position=0)
-    return length
-
-
-class BlobPart:
-    """What is left of a blob, for the decoders of both directions: bytes are handed on as they come."""
-
-    def __init__(self) -> None:
-        self.left = -1
-
-    def begin(self, length: int) -> None:
-        self.left = length
-
-    @property
-    def is_open(self) -> bool:
-        return self.left >= 0
-
-    def take(self, data: Buffer) -> tuple[Blob, int]:
-        """The next piece from the front of `data`, and how long it is."""
-        taken = min(self.left, len(data))
-        self.left -= taken
-        piece = Blob(bytes(data[:taken]), self.left)
-        if self.left == 0:
-            self.left = -1
-        return piece, taken
-
-
-Event = Message | CheckpointStart | Blob
-
-
-class MessageDecoder:
+class MessageDecoder(Decoder[Message | CheckpointStart]):
     """Messages out of a stream that is cut anywhere."""
 
     def __init__(self, *, limit: int = MAX_MESSAGE, fixed_lengths: bool = False) -> None:
-        self._buffer = bytearray()
+        super().__init__()
         self._limit = limit
         self._fixed = fixed_lengths
-        self._blob = BlobPart()
-        self._position = 0
 
-    @property
-    def is_between(self) -> bool:
-        """Whether the stream may end here: nothing has begun that is not whole."""
-        return not self._buffer and not self._blob.is_open
-
-    def feed(self, data: Buffer) -> list[Event]:
-        """What is whole with these bytes."""
-        if self._blob.is_open and not self._buffer:
-            piece, taken = self._blob.take(data)
-            self._position += taken
-            return [piece, *self.feed(memoryview(data)[taken:])] if taken < len(data) else [piece]
-        self._buffer += data
-        events: list[Event] = []
-        with memoryview(self._buffer) as view:
-            used = self._walk(view, events.append)
-        del self._buffer[:used]
-        self._position += used
-        return events
-
-    def _walk(self, view: memoryview, out: Callable[[Event], None]) -> int:
-        at, end = 0, len(view)
-        while at < end or self._blob.left == 0:
-            if self._blob.is_open:
-                piece, taken = self._blob.take(view[at:])
-                at += taken
-                out(piece)
-                continue
-            try:
-                size, start = decode_int(view, at)
-            except ShortWireError:
-                return at
-            if size < 1 or size > self._limit:
-                raise CorruptWireError(
-                    f"a message of {size} bytes; from 1 to {self._limit} are taken",
-                    position=self._position + at,
-                )
-            if start + size > end:
-                return at
-            at = start + size
-            kind, body = view[start], bytes(view[start + 1 : at])
-            if kind == MessageType.CHECKPOINT:
-                self._blob.begin(checkpoint_length(body, fixed=self._fixed))
-                out(CheckpointStart(self._blob.left))
-            else:
-                out(Message(kind, body))
-        return at
+    def _part(self, view: memoryview, at: int) -> tuple[Message | CheckpointStart, int] | None:
+        try:
+            size, start = decode_int(view, at)
+        except ShortWireError:
+            return None
+        if size < 1 or size > self._limit:
+            raise CorruptWireError(
+                f"a message of {size} bytes; from 1 to {self._limit} are taken", position=self._position + at
+            )
+        end = start + size
+        if end > len(view):
+            return None
+        kind, body = view[start], bytes(view[start + 1 : end])
+        if kind != MessageType.CHECKPOINT:
+            return Message(kind, body), end
+        length = checkpoint_length(body, fixed=self._fixed)
+        self._begin_blob(length)
+        return CheckpointStart(length), end

@@ -9,19 +9,16 @@ message: its check bytes are 0, and its blob follows the record without being co
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from struct import Struct
 from typing import NamedTuple
 
 import xxhash
 
 from penstock.base.disk import Buffer
+from penstock.immortal.wire.decoding import Decoder, checkpoint_length
 from penstock.immortal.wire.messages import (
     MAX_MESSAGE,
-    Blob,
-    BlobPart,
     MessageType,
-    checkpoint_length,
     checkpoint_message,
     encode_message,
     split_messages,
@@ -84,68 +81,39 @@ def checkpoint_record(committer: int, length: int) -> bytes:
     return record_header(committer, CHECKPOINT_ID, len(body), 0) + body
 
 
-Event = Record | CheckpointRecord | Blob
-
-
-class RecordDecoder:
+class RecordDecoder(Decoder[Record | CheckpointRecord]):
     """Records out of a stream that is cut anywhere.
 
     Check bytes are verified; sequence ids from 0 up must rise by one, whatever the first of them is.
     """
 
     def __init__(self, *, limit: int = MAX_RECORD) -> None:
-        self._buffer = bytearray()
+        super().__init__()
         self._limit = limit
-        self._blob = BlobPart()
-        self._position = 0
         self._next: int | None = None
 
-    @property
-    def is_between(self) -> bool:
-        """Whether the stream may end here: nothing has begun that is not whole."""
-        return not self._buffer and not self._blob.is_open
+    def _part(self, view: memoryview, at: int) -> tuple[Record | CheckpointRecord, int] | None:
+        there = len(view) - at
+        if there < HEADER_BYTES:
+            return None
+        committer, size, check, sequence = HEADER.unpack_from(view, at)
+        if not HEADER_BYTES < size <= self._limit:
+            raise self._corrupt(f"a record of {size} bytes", at)
+        if there < size:
+            return None
+        body = bytes(view[at + HEADER_BYTES : at + size])
+        return self._record(committer, sequence, check, body, at), at + size
 
-    def feed(self, data: Buffer) -> list[Event]:
-        """What is whole with these bytes."""
-        if self._blob.is_open and not self._buffer:
-            piece, taken = self._blob.take(data)
-            self._position += taken
-            return [piece, *self.feed(memoryview(data)[taken:])] if taken < len(data) else [piece]
-        self._buffer += data
-        events: list[Event] = []
-        with memoryview(self._buffer) as view:
-            used = self._walk(view, events.append)
-        del self._buffer[:used]
-        self._position += used
-        return events
-
-    def _walk(self, view: memoryview, out: Callable[[Event], None]) -> int:
-        at, end = 0, len(view)
-        while at < end or self._blob.left == 0:
-            if self._blob.is_open:
-                piece, taken = self._blob.take(view[at:])
-                at += taken
-                out(piece)
-                continue
-            if end - at < HEADER_BYTES:
-                return at
-            committer, size, check, sequence = HEADER.unpack_from(view, at)
-            if not HEADER_BYTES < size <= self._limit:
-                raise self._corrupt(f"a record of {size} bytes", at)
-            if end - at < size:
-                return at
-            body = bytes(view[at + HEADER_BYTES : at + size])
-            out(self._record(committer, sequence, check, body, at))
-            at += size
-        return at
-
-    def _record(self, committer: int, sequence: int, check: int, body: bytes, at: int) -> Event:
+    def _record(
+        self, committer: int, sequence: int, check: int, body: bytes, at: int
+    ) -> Record | CheckpointRecord:
         if sequence == CHECKPOINT_ID:
             messages = list(split_messages(body))
             if len(messages) != 1 or messages[0].type != MessageType.CHECKPOINT:
                 raise self._corrupt("a checkpoint record without exactly one Checkpoint message", at)
-            self._blob.begin(checkpoint_length(messages[0].data))
-            return CheckpointRecord(committer, self._blob.left)
+            length = checkpoint_length(messages[0].data)
+            self._begin_blob(length)
+            return CheckpointRecord(committer, length)
         if check_bytes(body) != check:
             raise self._corrupt(f"record {sequence} whose check bytes do not match its body", at)
         if sequence == CONTROL_ID:

@@ -29,6 +29,7 @@ from penstock.journal.cluster.etcd_errors import (
     EtcdAwayError,
     EtcdInDoubtError,
     EtcdRefusedError,
+    EtcdSilentError,
     ForeignError,
     LeaseGoneError,
     TokenError,
@@ -231,6 +232,7 @@ class EtcdClient:
         self, attempt: Callable[[Line, float], Awaitable[T]], deadline: float, changes: bool
     ) -> T:
         failures = 0
+        telling: EtcdAwayError | None = None
         while True:
             line = self._endpoints.current
             left = deadline - asyncio.get_running_loop().time()
@@ -247,8 +249,12 @@ class EtcdClient:
             pause = _PAUSES[min(failures // len(self._endpoints), len(_PAUSES) - 1)]
             failures += 1
             left = deadline - asyncio.get_running_loop().time()
-            if not isinstance(trouble, EtcdAwayError) or left <= pause:
+            if not isinstance(trouble, EtcdAwayError):
                 raise trouble
+            if not isinstance(trouble, EtcdSilentError):
+                telling = trouble
+            if left <= pause:
+                raise telling or trouble
             await asyncio.sleep(pause)
 
     def _same_etcd(self, line: Line, cluster_id: int) -> None:

@@ -27,6 +27,10 @@ class EtcdAwayError(EtcdError):
     """No endpoint answers, or none that has a leader. Nothing was done."""
 
 
+class EtcdSilentError(EtcdAwayError):
+    """The time was up, which says less than what went wrong before that."""
+
+
 class ForeignError(EtcdAwayError):
     """An endpoint answers, but belongs to another etcd than the one that answered first."""
 
@@ -93,13 +97,15 @@ def translated(error: grpc.aio.AioRpcError, endpoint: str, *, changes: bool) -> 
     hint = next((hint for sign, hint in _HINTS.items() if sign in details), None)
     if code in _REFUSED:
         return _refused(code, f"etcd at {endpoint} refused: {details or code.name}", details, hint)
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+    silent = code is grpc.StatusCode.DEADLINE_EXCEEDED
+    if silent:
         what = f"etcd at {endpoint} did not answer in time"
     else:
         what = f"etcd at {endpoint} does not answer ({details or code.name})"
     if changes and not details.startswith(_NOT_SENT):
         return EtcdInDoubtError(f"{what}; the change may have been made all the same", hint=hint)
-    return EtcdAwayError(what, hint=hint or "see whether etcd is running and has a leader")
+    kind = EtcdSilentError if silent else EtcdAwayError
+    return kind(what, hint=hint or "see whether etcd is running and has a leader")
 
 
 def _refused(code: grpc.StatusCode, what: str, details: str, hint: str | None) -> EtcdError:

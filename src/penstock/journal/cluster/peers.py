@@ -6,6 +6,7 @@ needs (reference 10); a caller's own token is never passed on. A peer that is go
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Collection
 from typing import TypeAlias
@@ -44,6 +45,8 @@ TOKEN_LIFETIME = 24 * 3600.0
 """Of a token for a stream of replication, which ends with it."""
 _PROXIED_LIFETIME = 3600.0
 _SURVEY_TIMEOUT = 60.0
+FAREWELL = 15.0
+"""Seconds that a broker which has left the cluster has to answer what it was asked before: as long as it serves on."""
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.enable_http_proxy", 0),
@@ -67,6 +70,7 @@ class Peers:
         self._keys = keys
         self._now = now
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._parting: set[grpc.aio.Channel] = set()
 
     def __repr__(self) -> str:
         return f"Peers({', '.join(self._channels)})"
@@ -129,12 +133,16 @@ class Peers:
         return await call(request, metadata=metadata)
 
     async def retain(self, endpoints: Collection[str]) -> None:
-        """Close the channels to brokers that are no longer there."""
-        for endpoint in [known for known in self._channels if known not in endpoints]:
-            await self._channels.pop(endpoint).close()
+        """Close the channels to brokers that are no longer there, once what these owe us has come."""
+        gone = {self._channels.pop(known) for known in tuple(self._channels) if known not in endpoints}
+        self._parting |= gone
+        await asyncio.gather(*(channel.close(FAREWELL) for channel in gone))
+        self._parting -= gone
 
     async def close(self) -> None:
-        await self.retain(())
+        for channel in (*self._channels.values(), *self._parting):
+            await channel.close()
+        self._channels.clear()
 
     def _channel(self, endpoint: str) -> grpc.aio.Channel:
         channel = self._channels.get(endpoint)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import suppress
+from typing import TypeVar
 
+import grpc
 import grpc.aio
 
 from penstock.base.errors import PenstockError
+from penstock.journal.appending import PassedOnError
 from penstock.journal.chunks import Content
-from penstock.journal.client.connection import Metadata
 from penstock.journal.cluster.peers import Peers
 from penstock.journal.protocol import (
     AppendRequest,
@@ -23,23 +25,40 @@ from penstock.journal.protocol import (
     FragmentsRequest,
     FragmentsResponse,
     Header,
-    ReadRequest,
-    ReadResponse,
     RollRequest,
     RollResponse,
     TrimRequest,
     TrimResponse,
 )
 
+T = TypeVar("T")
 
-class ProxyError(PenstockError):
+
+class ProxyError(PassedOnError):
     """The broker that a call was passed on to did not answer it. `code` is what gRPC says of it."""
 
-    def __init__(self, endpoint: str, error: grpc.aio.AioRpcError) -> None:
-        super().__init__(error.details() or f"{endpoint}: {error.code().name}")
-        self.code = error.code()
-        self.harmless = (error.details() or "").startswith("failed to connect to all addresses")
+    def __init__(self, endpoint: str, code: grpc.StatusCode, details: str | None) -> None:
+        super().__init__(details or f"{endpoint}: {code.name}", code)
+        self.harmless = (details or "").startswith("failed to connect to all addresses")
         """Whether it is certain that nothing was done."""
+
+
+async def answered(endpoint: str, call: Awaitable[T]) -> T:
+    """What the broker at `endpoint` answers a call, or a `ProxyError`.
+
+    A call also ends when its connection is closed on our side, since the broker has left the cluster. To gRPC that is a
+    cancellation, and of a handler that ends by one the client would never hear again.
+    """
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise ProxyError(endpoint, error.code(), error.details()) from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise  # it is we who are to end
+        left = f"the broker at {endpoint} has left the cluster before it answered"
+        raise ProxyError(endpoint, grpc.StatusCode.UNAVAILABLE, left) from None
 
 
 async def append(
@@ -48,18 +67,13 @@ async def append(
     """To the primary that the header names. Cancelling it cancels it there, which rolls back."""
     endpoint = primary_of(header)
     call = peers.append(endpoint, first.journal)
-    proxied = AppendRequest()
-    proxied.CopyFrom(first)
-    proxied.header.CopyFrom(header)
-    relaying = asyncio.ensure_future(_relay(call, proxied, requests))
-    answering = asyncio.ensure_future(_answer(call))
+    relaying = asyncio.ensure_future(_relay(call, _with_header(first, header), requests))
+    answering = asyncio.ensure_future(answered(endpoint, call))
     try:
         await asyncio.wait((relaying, answering), return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():
             relaying.result()  # the client's fault, if there is one, ends the call without a commit
         return await answering
-    except grpc.aio.AioRpcError as error:
-        raise ProxyError(endpoint, error) from error
     finally:
         call.cancel()
         relaying.cancel()
@@ -80,56 +94,22 @@ async def _relay(
         await call.done_writing()
 
 
-async def _answer(call: grpc.aio.StreamUnaryCall[AppendRequest | Content, AppendResponse]) -> AppendResponse:
-    return await call
-
-
 async def append_whole(peers: Peers, header: Header, request: AppendRequest) -> AppendResponse:
     """As `append`, of one that came in one message."""
     endpoint = primary_of(header)
-    proxied = AppendRequest()
-    proxied.CopyFrom(request)
-    proxied.header.CopyFrom(header)
-    try:
-        return await peers.append_whole(endpoint, proxied)
-    except grpc.aio.AioRpcError as error:
-        raise ProxyError(endpoint, error) from error
+    return await answered(endpoint, peers.append_whole(endpoint, _with_header(request, header)))
 
 
 async def trim(peers: Peers, header: Header, request: TrimRequest) -> TrimResponse:
     """To the primary."""
     endpoint = primary_of(header)
-    try:
-        return await peers.trim(endpoint, request)
-    except grpc.aio.AioRpcError as error:
-        raise ProxyError(endpoint, error) from error
+    return await answered(endpoint, peers.trim(endpoint, request))
 
 
 async def roll(peers: Peers, header: Header, request: RollRequest) -> RollResponse:
     """To the primary."""
     endpoint = primary_of(header)
-    try:
-        return await peers.roll(endpoint, request)
-    except grpc.aio.AioRpcError as error:
-        raise ProxyError(endpoint, error) from error
-
-
-async def read(
-    peers: Peers, header: Header, request: ReadRequest, metadata: Metadata = ()
-) -> AsyncGenerator[ReadResponse, None]:
-    """To any member of the route. Ends when the peer's stream does. `metadata` is what the caller said besides."""
-    endpoint = any_of(header)
-    proxied = ReadRequest()
-    proxied.CopyFrom(request)
-    proxied.header.CopyFrom(header)
-    call = peers.read(endpoint, proxied, metadata)
-    try:
-        async for response in call:
-            yield response
-    except grpc.aio.AioRpcError as error:
-        raise ProxyError(endpoint, error) from error
-    finally:
-        call.cancel()
+    return await answered(endpoint, peers.roll(endpoint, request))
 
 
 async def list_fragments(peers: Peers, header: Header, request: FragmentsRequest) -> FragmentsResponse:
@@ -138,10 +118,14 @@ async def list_fragments(peers: Peers, header: Header, request: FragmentsRequest
     proxied = FragmentsRequest()
     proxied.CopyFrom(request)
     proxied.header.CopyFrom(header)
-    try:
-        return await peers.list_fragments(endpoint, proxied)
-    except grpc.aio.AioRpcError as error:
-        raise ProxyError(endpoint, error) from error
+    return await answered(endpoint, peers.list_fragments(endpoint, proxied))
+
+
+def _with_header(request: AppendRequest, header: Header) -> AppendRequest:
+    proxied = AppendRequest()
+    proxied.CopyFrom(request)
+    proxied.header.CopyFrom(header)
+    return proxied
 
 
 def primary_of(header: Header) -> str:

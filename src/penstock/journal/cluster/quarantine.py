@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple
 
-import grpc.aio
-
 from penstock.base.errors import PenstockError
 from penstock.journal.cluster.peers import Peers
+from penstock.journal.cluster.proxy import answered
 from penstock.journal.cluster.survey import Part, Survey, SurveyRequest, parts_of
 from penstock.journal.keys import MemberId
 from penstock.journal.read import contents
@@ -45,10 +44,8 @@ async def examine(replica: Replica, others: Sequence[Peer], peers: Peers, thread
     try:
         async with asyncio.timeout(PATIENCE):
             contradiction = await _contradiction(replica, others, peers, threads)
-    except (TimeoutError, grpc.aio.AioRpcError, PenstockError, OSError) as error:
-        told = (
-            error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or "it took too long"
-        )
+    except (TimeoutError, PenstockError, OSError) as error:
+        told = str(error) or "it took too long"
         raise NotSynchronisedError(
             f"{replica.spec.name}: what a crash left cannot be compared with what others have: {told}"
         ) from error
@@ -90,9 +87,11 @@ async def _contradiction(
 
 
 async def _once_locked(peer: Peer, request: SurveyRequest, peers: Peers) -> Survey:
-    while not (survey := await peers.survey(peer.endpoint, request)).locked:  # noqa: ASYNC110 - it is elsewhere
+    while True:
+        survey = await answered(peer.endpoint, peers.survey(peer.endpoint, request))
+        if survey.locked:
+            return survey
         await asyncio.sleep(_LOOK_AGAIN)
-    return survey
 
 
 async def _yields(replica: Replica, survey: Survey, threads: Executor) -> int | None:

@@ -21,7 +21,7 @@ import grpc.aio
 from penstock.base.errors import PenstockError
 from penstock.journal.client.connection import Metadata
 from penstock.journal.cluster.peers import Peers
-from penstock.journal.cluster.proxy import ProxyError
+from penstock.journal.cluster.proxy import ProxyError, answered
 from penstock.journal.keys import MemberId
 from penstock.journal.protocol import CHUNK_METADATA, ReadRequest, ReadResponse
 from penstock.journal.replica import Replica
@@ -64,15 +64,15 @@ class Reading:
         failure: PenstockError = PenstockError(f"{resolution.journal}: no broker that has it can be reached")
         for endpoint in self._endpoints(resolution):
             call = self._peers.read(endpoint, proxied, metadata)
-            answered = False
+            begun = False
             try:
-                while (response := await self._next(call)) is not None:
-                    answered = True
+                while (response := await self._next(endpoint, call)) is not None:
+                    begun = True
                     yield response
                 return
-            except grpc.aio.AioRpcError as error:
-                failure = ProxyError(endpoint, error)
-                if answered:
+            except ProxyError as error:
+                failure = error
+                if begun:
                     break
             finally:
                 call.cancel()
@@ -88,9 +88,11 @@ class Reading:
         ]
         return [endpoint for _, _, endpoint in sorted(found)]
 
-    async def _next(self, call: grpc.aio.UnaryStreamCall[ReadRequest, ReadResponse]) -> ReadResponse | None:
+    async def _next(
+        self, endpoint: str, call: grpc.aio.UnaryStreamCall[ReadRequest, ReadResponse]
+    ) -> ReadResponse | None:
         """The next response; None at the end, which may be ours."""
-        reading = asyncio.ensure_future(_read(call))
+        reading = asyncio.ensure_future(answered(endpoint, _read(call)))
         ending = asyncio.ensure_future(self._ended.wait())
         try:
             await asyncio.wait((reading, ending), return_when=asyncio.FIRST_COMPLETED)
@@ -99,7 +101,7 @@ class Reading:
             ending.cancel()
             if not reading.done():
                 call.cancel()
-                with suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+                with suppress(asyncio.CancelledError, ProxyError):
                     await reading
 
 
