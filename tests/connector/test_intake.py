@@ -76,6 +76,20 @@ def test_messages_at_or_below_the_point_are_dropped_and_still_counted() -> None:
     assert intake.close(7) == 402
 
 
+def test_a_run_is_of_one_partition() -> None:
+    intake = Intake()
+    for stream, partition in ((1, 0), (2, 1), (3, 1)):
+        intake.open(stream, fr.NOTHING_SEEN, partition)
+    sent = [(1, 1), (1, 2), (2, 1), (3, 1), (2, 2), (1, 2), (1, 3)]
+    intake.feed(b"".join(fr.encode(fr.Message(*each)) for each in sent))
+    runs = [item for item in intake.items() if isinstance(item, Run)]
+    assert [(run.partition, run.spent, run.count, run.lasts) for run in runs] == [
+        (0, 2, 2, {1: 2}),
+        (1, 3, 3, {2: 2, 3: 1}),
+        (0, 2, 1, {1: 3}),
+    ]
+
+
 def test_messages_of_streams_that_are_not_open_are_handed_out_to_be_judged() -> None:
     intake = Intake()
     intake.feed(fr.encode(fr.Message(7, 1)) + fr.encode(fr.Message(7, fr.NOTHING_SEEN)))

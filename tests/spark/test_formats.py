@@ -34,6 +34,7 @@ from penstock.spark.formats import read_range
 from penstock.spark.jsonrows import JsonRows
 from penstock.spark.options import OPTIONS, Content, DataLossError, SourceOptions
 from penstock.spark.options import Mode as JsonMode
+from penstock.spark.planner import Planner
 from penstock.spark.planning import planner
 from penstock.spark.ranges import JournalRange, LocalFile
 from penstock.spark.rowtext import RowError, Rows
@@ -515,7 +516,7 @@ def test_bytes_that_go_between_planning_and_reading_are_not_passed_over_in_silen
     )
     place.trim("trimmed/c", 8)
     place.client.append("trimmed/c", b"three\n")
-    wanted = JournalRange(2, 14)
+    wanted = JournalRange(plain.journal, 2, 14)
     with pytest.raises(DataLossError):
         list(read_range(strict, None, wanted))
     (batch,) = read_range(plain, None, wanted)
@@ -531,7 +532,7 @@ def test_a_range_beyond_the_end_of_its_journal_is_not_waited_for_for_ever(
     place.client.append("set-back", b"one\n")
     options = SourceOptions.parse({"dataDir": str(place.path), "journal": "set-back"})
     with pytest.raises(PenstockError, match="ends at byte 4; it had the bytes up to 8 before"):
-        list(read_range(options, None, JournalRange(0, 8)))
+        list(read_range(options, None, JournalRange(options.journal, 0, 8)))
 
 
 def test_a_stream_behind_the_end_of_its_journal_says_so(
@@ -543,6 +544,7 @@ def test_a_stream_behind_the_end_of_its_journal_says_so(
     place.client.append("set-back/stream", b"one\n")
     options = {"dataDir": str(place.path), "journal": "set-back/stream", "wait": "0.1s"}
     planning = planner(SourceOptions.parse(options), stream=True)
+    assert isinstance(planning, Planner)
     assert planning.wait(8) == 4
     time.sleep(0.2)
     with pytest.raises(PenstockError, match="ends at byte 4; it had the bytes up to 8 before"):
@@ -556,7 +558,7 @@ def test_a_replica_that_is_behind_is_waited_for(place: Place) -> None:
     options = SourceOptions.parse({"dataDir": str(place.path), "journal": "behind"})
     later = threading.Timer(0.3, lambda: place.client.append("behind", b"two\n"))
     later.start()
-    batches = list(read_range(options, None, JournalRange(0, 8)))
+    batches = list(read_range(options, None, JournalRange(options.journal, 0, 8)))
     later.join()
     assert [text for batch in batches for text in batch.column("value").to_pylist()] == ["one", "two"]
 
@@ -576,7 +578,7 @@ def test_a_file_that_is_shorter_than_it_should_be_is_not_opened_for_ever(
 
     monkeypatch.setattr(ranges, "locate", short)
     options = SourceOptions.parse({"dataDir": str(place.path), "journal": "short"})
-    batches = list(read_range(options, None, JournalRange(0, 8)))
+    batches = list(read_range(options, None, JournalRange(options.journal, 0, 8)))
     assert [text for batch in batches for text in batch.column("value").to_pylist()] == ["one", "two"]
 
 

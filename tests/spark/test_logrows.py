@@ -155,7 +155,7 @@ def test_a_task_whose_file_has_gone_looks_again(written: Log, lost: str) -> None
         files = []
     read = [
         offset
-        for batch in read_range(options, None, JournalRange(0, head, files))
+        for batch in read_range(options, None, JournalRange(options.journal, 0, head, files))
         for offset in batch.column("offset").to_pylist()
     ]
     assert read == list(range(30_000))
@@ -169,7 +169,7 @@ def test_what_no_local_file_holds_comes_through_the_broker(
 
     monkeypatch.setattr(Client, "locate", elsewhere)
     options = SourceOptions.parse({"dataDir": str(written.place.path), "pipeline": "shop"})
-    batches = list(read_range(options, None, JournalRange(0, written.log.point.byte)))
+    batches = list(read_range(options, None, JournalRange(options.journal, 0, written.log.point.byte)))
     assert sum(batch.num_rows for batch in batches) == 30_000
 
 

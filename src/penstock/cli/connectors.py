@@ -83,6 +83,13 @@ def _size(ctx: click.Context, parameter: click.Parameter, value: str) -> int:
     "--credits", "credit", type=click.IntRange(min=2), default=65536, show_default=True, help="Of a session."
 )
 @click.option(
+    "--partitions",
+    type=click.IntRange(min=1, max=256),
+    default=1,
+    show_default=True,
+    help="Journals among which new streams of an instance are spread.",
+)
+@click.option(
     "--max-frame", callback=_size, default="16MiB", show_default=True, help="The longest frame taken."
 )
 @click.option("--max-sessions", type=click.IntRange(min=1), default=256, show_default=True)
@@ -107,6 +114,7 @@ def worker(
     journals: str,
     name: str,
     credit: int,
+    partitions: int,
     max_frame: int,
     max_sessions: int,
     store: str,
@@ -126,7 +134,11 @@ def worker(
     from penstock.connector.settings import WorkerSettings
 
     settings = WorkerSettings(
-        cookie=cookie_of(cookie_file), credits=credit, max_frame=max_frame, max_sessions=max_sessions
+        cookie=cookie_of(cookie_file),
+        credits=credit,
+        partitions=partitions,
+        max_frame=max_frame,
+        max_sessions=max_sessions,
     )
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
@@ -263,8 +275,9 @@ def _show(worker: WorkerStatus) -> None:
         for each in worker.streams:
             numbers = (each.session, each.last_durable, each.last_acked)
             session, durable, acked = (NOTHING if number is None else str(number) for number in numbers)
+            journal = f"{each.instance}+{each.partition}" if each.partition else each.instance
             streams.add_row(
-                *_texts(each.instance, each.name, str(each.id), each.state, session, durable, acked),
+                *_texts(journal, each.name, str(each.id), each.state, session, durable, acked),
                 "yes" if each.ended else "",
             )
         show(streams)

@@ -54,6 +54,10 @@ class InstanceLog(ABC):
     points: Points
     """What it held when it was opened."""
 
+    def partition_of(self, stream: int) -> int:
+        """In which of its parts a stream is, or will be; a run of messages is of one of them."""
+        return 0
+
     @abstractmethod
     def messages(self, run: Run, on_durable: OnDurable) -> None:
         """Take the new messages of a run."""

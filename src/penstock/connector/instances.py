@@ -46,6 +46,9 @@ class Instance:
 
         self._open.messages(run, durable)
 
+    def partition_of(self, stream: int) -> int:
+        return self._open.partition_of(stream)
+
     def opened(self, stream: int, name: str) -> None:
         self._open.opened(stream, name)
 

@@ -36,13 +36,17 @@ _FRESH: Final = -1
 
 
 class Run:
-    """Messages that came in a row: `spent` of them, `count` new. `lasts` has the last new id of each stream."""
+    """Messages of one partition that came in a row: `spent` of them, `count` new.
 
-    __slots__ = ("count", "lasts", "pieces", "size", "spent")
+    `lasts` has the last new id of each stream.
+    """
+
+    __slots__ = ("count", "lasts", "partition", "pieces", "size", "spent")
 
     def __init__(self) -> None:
         self.pieces: list[memoryview] = []
         self.lasts: dict[int, int] = {}
+        self.partition = 0
         self.count = 0
         self.spent = 0
         self.size = 0
@@ -54,18 +58,21 @@ class Intake:
     def __init__(self, limit: int = MAX_FRAME) -> None:
         self.limit = limit
         self.last: dict[int, int] = {}
+        self._partition: dict[int, int] = {}
         self._part = bytearray()
         self._wanted = 0
         self._data = b""
         self._at = 0
 
-    def open(self, stream: int, point: int) -> None:
+    def open(self, stream: int, point: int, partition: int = 0) -> None:
         """Messages of this stream are taken from now on, those behind `point`."""
         self.last[stream] = _FRESH if point == NOTHING_SEEN else point
+        self._partition[stream] = partition
 
     def close(self, stream: int) -> int:
         """No more messages of this stream; its last id."""
         last = self.last.pop(stream)
+        del self._partition[stream]
         return NOTHING_SEEN if last == _FRESH else last
 
     def feed(self, data: bytes) -> None:
@@ -92,8 +99,7 @@ class Intake:
         close streams first.
         """
         while True:
-            run = self._run()
-            if run is not None:
+            while (run := self._run()) is not None:
                 yield run
             frame = self._frame()
             if frame is None:
@@ -135,7 +141,7 @@ class Intake:
     def _run(self) -> Run | None:
         """All messages from here on that need no judging. Every message passes here, so this is kept tight."""
         data, at, end, limit = self._data, self._at, len(self._data), self.limit
-        known, message = self.last, Tag.MESSAGE.value
+        known, partition, message = self.last, self._partition, Tag.MESSAGE.value
         begin = piece = at
         run = Run()
         current, last = _NO_STREAM, _FRESH
@@ -145,8 +151,12 @@ class Intake:
             if stream != current:
                 if stream not in known:
                     break
-                if current != _NO_STREAM:
+                if current == _NO_STREAM:
+                    run.partition = partition[stream]
+                elif partition[stream] == run.partition:
                     self._reached(current, last, run)
+                else:
+                    break
                 current, last = stream, known[stream]
             behind = at + 4 + length
             if (

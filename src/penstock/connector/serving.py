@@ -234,7 +234,7 @@ class Peer(asyncio.Protocol):
                 return
             if instance.registry.held[notify.stream].first:
                 instance.opened(notify.stream, notify.name)
-            self._intake.open(notify.stream, point)
+            self._intake.open(notify.stream, point, instance.partition_of(notify.stream))
             self._owe(1)
             self._send(fr.NotifyAck(True, notify.stream, point))
 

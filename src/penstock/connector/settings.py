@@ -12,6 +12,8 @@ from penstock.connector.frames import MAX_FRAME, SOURCE_VERSION
 
 _INSTANCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
+MAX_PARTITIONS: Final = 256
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
@@ -21,6 +23,8 @@ class WorkerSettings:
     version: str = SOURCE_VERSION
     credits: int = 65536
     """Enough that small messages wait for the disk in few, large appends; `max_pending` bounds the memory, not this."""
+    partitions: int = 1
+    """Journals among which the new streams of an instance are spread."""
     max_frame: int = MAX_FRAME
     max_sessions: int = 256
     max_streams: int = 4096
@@ -38,6 +42,10 @@ class WorkerSettings:
     def __post_init__(self) -> None:
         if self.credits < 2:
             raise UsageError(f"{self.credits} credits are too few", hint="at least 2: a stream and a message")
+        if not 1 <= self.partitions <= MAX_PARTITIONS:
+            raise UsageError(
+                f"an instance cannot have {self.partitions} partitions", hint=f"1 to {MAX_PARTITIONS}"
+            )
         if self.max_frame < 64:
             raise UsageError(f"frames of {self.max_frame} bytes are too short", hint="at least 64")
 

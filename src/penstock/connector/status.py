@@ -37,6 +37,7 @@ class StreamStatus(msgspec.Struct, frozen=True):
     last_durable: int | None = None
     last_acked: int | None = None
     ended: bool = False
+    partition: int = 0
 
 
 class SessionStatus(msgspec.Struct, frozen=True):
@@ -116,6 +117,7 @@ def _streams(worker: Worker) -> list[StreamStatus]:
                     last,
                     acked.get((holding.session, stream)) if holding is not None else last,
                     point is not None and point.ended,
+                    instance.partition_of(stream),
                 )
             )
     return streams

@@ -1,6 +1,6 @@
 """The connector worker: takes the streams of connectors and puts what they send into journals, one for each instance.
 
-    PREFIX/INSTANCE     the journal of an instance; the worker that claimed it has all its sessions
+    PREFIX/INSTANCE     the journal of an instance; the worker that claimed it has all its sessions (`partitions`)
     PREFIX/_workers     the workers that there are (`directory`)
 
 A connector that comes to the wrong worker is sent to the right one; one whose owner does not answer is taken over, and
@@ -24,8 +24,9 @@ from penstock.connector import directory
 from penstock.connector.counters import Counters
 from penstock.connector.directory import Entry
 from penstock.connector.frames import Hello, Ok
-from penstock.connector.instancelog import InstanceLog, journal_spec, open_journal
+from penstock.connector.instancelog import InstanceLog
 from penstock.connector.instances import Instance
+from penstock.connector.partitions import open_instance
 from penstock.connector.registry import Decision, Owner, decision, owner_of
 from penstock.connector.serving import Peer
 from penstock.connector.settings import NotHereError, WorkerSettings, split
@@ -271,17 +272,20 @@ class Worker:
     async def open_log(self, instance: Instance) -> InstanceLog:
         """Where the messages of an instance go."""
         assert self.client is not None
-        spec = journal_spec(
-            f"{self.journals}/{instance.name}",
-            instance.name,
-            replication=self._replication,
-            store=self._store,
-        )
 
         def failed(error: PenstockError) -> None:
             self.failed(instance, error)
 
-        return await open_journal(self.client, spec, self.me, failed, self.settings.outage_limit)
+        return await open_instance(
+            self.client,
+            f"{self.journals}/{instance.name}",
+            self.settings.partitions,
+            self.me,
+            failed,
+            self.settings.outage_limit,
+            replication=self._replication,
+            store=self._store,
+        )
 
     def failed(self, instance: Instance, error: PenstockError) -> None:
         """The log of an instance gave up: what is not durable counts for nothing, everybody begins anew."""

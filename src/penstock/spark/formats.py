@@ -86,7 +86,7 @@ def read_range(
         return  # Spark makes one of its own where there is nothing to read
     framed = options.content in (Content.RECORDS, Content.CONNECTOR)
     skip_lost = not framed and not options.fails_on_data_loss(stream=stream)
-    reader = RangeReader(options.access, options.journal, wanted, skip_lost=skip_lost)
+    reader = RangeReader(options.access, wanted, skip_lost=skip_lost)
     with closing(reader):
         if options.content is Content.RECORDS:
             yield from _records(reader, wanted.end)

@@ -8,6 +8,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Protocol
 
 from pyspark.sql.datasource import InputPartition
 
@@ -35,12 +36,36 @@ STEADY = 1 / 16
 """Of `MUCH`, what must have come by then."""
 
 
+class Plan(Protocol):
+    """What both readers ask. `heads` are places, too: the ends of what there is to read."""
+
+    def start(self) -> Place:
+        """Where a stream begins."""
+
+    def heads(self) -> Place:
+        """How far it goes at the moment."""
+
+    def more(self, start: Place) -> Place:
+        """The same, once there is more than at `start`; waits a while for that."""
+
+    def next(self, start: Place, heads: Place, limits: Limits) -> Place:
+        """The end of the next micro-batch; `start` if there is nothing yet."""
+
+    def ranges(self, start: Place, end: Place) -> list[InputPartition]:
+        """The ranges of a micro-batch."""
+
+    def batch(self) -> Sequence[InputPartition]:
+        """The ranges of a batch read."""
+
+
 class Planner(ABC):
-    """What both readers need of a journal. Lives in Spark's planning process."""
+    """The plan of one journal. Lives in Spark's planning process."""
 
     def __init__(self, options: SourceOptions, *, stream: bool) -> None:
         self.options = options
         self.stream = stream
+        self.patience = options.wait
+        """Seconds for which `wait` does."""
         self._located: tuple[int, int, list[LocalFile]] = (0, 0, [])
         self._lacking_since: float | None = None
 
@@ -60,6 +85,15 @@ class Planner(ABC):
     def batch(self) -> list[InputPartition]:
         """The ranges of a batch read."""
 
+    def heads(self) -> Place:
+        return {"byte": self.head()}
+
+    def more(self, start: Place) -> Place:
+        return {"byte": self.gather(start["byte"], self.wait(start["byte"]))}
+
+    def next(self, start: Place, heads: Place, limits: Limits) -> Place:
+        return self.latest(start, max(heads["byte"], start["byte"]), limits)
+
     @functools.cached_property
     def client(self) -> Client:
         directory = self.options.data_dir
@@ -76,7 +110,7 @@ class Planner(ABC):
         `beyond` was the head once. A broker that is behind may say less for a while; a journal that was set back would
         have the query wait until other bytes are there, and go on in the midst of them.
         """
-        head = self.client.wait(self.options.journal, beyond, self.options.wait)
+        head = self.client.wait(self.options.journal, beyond, self.patience)
         now = time.monotonic()
         self._lacking_since = None if head >= beyond else self._lacking_since or now
         if self._lacking_since is not None and now - self._lacking_since > ranges.PATIENCE:
@@ -111,7 +145,8 @@ class Planner(ABC):
         if begin < known_begin or end > known_end:
             files = locate(self.options.access, self.options.journal, begin, end)
             self._located = (begin, end, files)
-        return JournalRange(begin, end, [file for file in files if file.begin < end and file.end > begin])
+        within = [file for file in files if file.begin < end and file.end > begin]
+        return JournalRange(self.options.journal, begin, end, within)
 
     def _between(self, borders: Sequence[int]) -> list[InputPartition]:
         """A range between each two borders."""

@@ -24,7 +24,7 @@ from penstock.spark import planner as common
 from penstock.spark.byteplanning import BytePlanner, LinePlanner
 from penstock.spark.endsearch import EndSearch, Limits
 from penstock.spark.options import Content, Edge, SourceOptions
-from penstock.spark.planner import Place, Planner
+from penstock.spark.planner import Place, Plan, Planner
 from penstock.spark.ranges import CompactedRange, RangeReader, Window
 
 WALK = 16 << 20
@@ -152,7 +152,7 @@ class RecordPlanner(Planner):
         """Where the last record begins that begins at or before `ideal`; one begins at `below`."""
         from penstock.spark.columns import record_starts
 
-        reader = RangeReader(self.options.access, self.options.journal, self._range(below, ideal))
+        reader = RangeReader(self.options.access, self._range(below, ideal))
         with closing(reader):
             window = Window(reader, MAX_SIZE + (1 << 20))
             while window.fill():
@@ -183,7 +183,7 @@ class RecordPlanner(Planner):
         search = self._search
         if search.byte >= head:
             return search.points()
-        reader = RangeReader(self.options.access, self.options.journal, self._range(search.byte, head))
+        reader = RangeReader(self.options.access, self._range(search.byte, head))
         with closing(reader):
             search.go_on(Window(reader, MAX_SIZE + (1 << 20)), self.options.journal)
         return search.points()
@@ -204,12 +204,12 @@ def _point(place: Place) -> LogPoint:
     return LogPoint(MessageOffset(place["offset"]), ByteOffset(place["byte"]))
 
 
-def planner(options: SourceOptions, *, stream: bool) -> Planner:
+def planner(options: SourceOptions, *, stream: bool) -> Plan:
     if options.content is Content.RECORDS:
         return RecordPlanner(options, stream=stream)
     if options.content is Content.CONNECTOR:
-        from penstock.spark.connectorrows import ConnectorPlanner
+        from penstock.spark.partitioned import PartitionedPlanner
 
-        return ConnectorPlanner(options, stream=stream)
+        return PartitionedPlanner(options, stream=stream)
     kind = BytePlanner if options.content is Content.RAW else LinePlanner
     return kind(options, stream=stream)

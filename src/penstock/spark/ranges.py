@@ -52,8 +52,9 @@ class LocalFile(NamedTuple):
 class JournalRange(InputPartition):
     """What one task reads: bytes [begin, end) of a journal, and the files they lay in at planning."""
 
-    def __init__(self, begin: int, end: int, files: Sequence[LocalFile] = ()) -> None:
+    def __init__(self, journal: str, begin: int, end: int, files: Sequence[LocalFile] = ()) -> None:
         super().__init__((begin, end))
+        self.journal = journal
         self.begin = begin
         self.end = end
         self.files = tuple(files)
@@ -88,10 +89,8 @@ def locate(access: Access, journal: str, begin: int, end: int) -> list[LocalFile
 class RangeReader:
     """The bytes of a range, in order. `position` is where the next one lies in the journal."""
 
-    def __init__(
-        self, access: Access, journal: str, wanted: JournalRange, *, skip_lost: bool = False
-    ) -> None:
-        self.journal = journal
+    def __init__(self, access: Access, wanted: JournalRange, *, skip_lost: bool = False) -> None:
+        self.journal = wanted.journal
         self.position = wanted.begin
         self._end = wanted.end
         self._access = access

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from penstock.spark.endsearch import Limits
-    from penstock.spark.planner import Place, Planner
+    from penstock.spark.planner import Place, Plan
 
 
 class PenstockSource(DataSource):
@@ -98,10 +98,10 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_schema(options, schema)
         self._options = options
         self._schema = schema
-        self._target: int | None = None
+        self._target: Place | None = None
 
     @functools.cached_property
-    def _planner(self) -> Planner:
+    def _planner(self) -> Plan:
         from penstock.spark.planning import planner
 
         return planner(self._options, stream=True)
@@ -113,16 +113,13 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxBytes(self._options.max_bytes)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._planner.head()
+        self._target = self._planner.heads()
 
     def latestOffset(self, start: Place, limit: ReadLimit) -> Place:  # noqa: N802
         """The end of the next batch. With nothing new it waits in the broker rather than in a loop."""
         with faults.step("plan"):
-            if self._target is None:
-                head = self._planner.gather(start["byte"], self._planner.wait(start["byte"]))
-            else:
-                head = self._target
-            return self._planner.latest(start, max(head, start["byte"]), self._limits(limit))
+            heads = self._planner.more(start) if self._target is None else self._target
+            return self._planner.next(start, heads, self._limits(limit))
 
     def partitions(self, start: Place, end: Place) -> Sequence[InputPartition]:
         return self._planner.ranges(start, end)
