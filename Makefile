@@ -40,6 +40,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/ingest.py
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/adaptors.py
+	$(BIN)/python benchmarks/connector.py
 	$(BIN)/python benchmarks/sink.py
 	$(BIN)/python benchmarks/immortal.py
 

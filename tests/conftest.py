@@ -8,6 +8,7 @@ to test with others.
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -115,7 +116,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A local session, started once for all tests that ask for one. Leave no query running in it."""
     from penstock.spark.session import session, stop
 
-    spark = session(app="tests", cores=2, short_lived=True, scratch=tmp_path_factory.mktemp("spark"))
+    settings = {"spark.tests.password": uuid.uuid4().hex}
+    scratch = tmp_path_factory.mktemp("spark")
+    spark = session(app="tests", cores=2, short_lived=True, scratch=scratch, settings=settings)
     yield spark
     stop(spark)
 

@@ -303,6 +303,14 @@ def test_other_spellings_of_a_value_are_the_same_value(text: str, expected: obje
     assert next(one for one in batch.to_pylist()[1].values() if one is not None) == expected
 
 
+@pytest.mark.parametrize("other", ["[1,2]", '"1,2"', '{"a":1,"b":2}', "true", '"7.50"'])
+def test_decimals_among_others_that_are_none(other: str) -> None:
+    texts = pa.array(['{"d":1.50}', '{"d":null}', "{}", f'{{"d":{other}}}', '{"d":-2}', '{"d":null}'])
+    batch, refused = columns_of(texts, Schema((Field("d", Kind.DECIMAL, native="numeric(10,2)"),)))
+    assert list(refused) == [3]
+    assert batch.column("d").to_pylist() == [Decimal("1.50"), None, None, None, Decimal("-2.00"), None]
+
+
 def test_a_row_without_data_is_refused() -> None:
     found = columns_of(pa.array([None, b"{}"], pa.large_binary()), Schema((Field("i", Kind.INT),)))
     assert found.refused == {0: "there is no data"}

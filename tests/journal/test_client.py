@@ -60,7 +60,7 @@ def test_what_fits_is_appended_in_one_message_and_the_rest_is_streamed(
 def test_a_broker_that_knows_only_streams_gets_streams(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    foreign = client._channel.unary_unary(
+    foreign = client._homes.current.channel.unary_unary(
         "/penstock.Local/Unknown", AppendRequest.SerializeToString, AppendResponse.FromString
     )
     monkeypatch.setattr(client._calls, "append_whole", foreign)

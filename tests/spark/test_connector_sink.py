@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -277,6 +278,29 @@ def test_a_rewind_into_compacted_messages_is_narrowed_down_to_the_one_that_no_vo
         assert seqs(rig.documents(name, f"p.{name}.0")) == [
             *range(60), *(n for n in kept if n != kept[2]), 60,
         ]  # fmt: skip
+
+
+def test_a_sink_whose_disk_is_full_is_waited_for_and_no_message_dies_of_it(rig: Rig) -> None:
+    class Full(FileStorage):
+        full = True
+
+        def write(self, offset: int, data: memoryview) -> None:
+            if Full.full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().write(offset, data)
+
+    told: set[str] = set()
+
+    def report(progress: Progress) -> None:
+        told.update(node.error or "" for node in progress.nodes if node.state == "away")
+        Full.full = Full.full and not told
+
+    made = Pipeline("p")
+    made.source("numbers", numbers(100)).save("out", to(rig.sink("out", Full)), on_error="dead-letter")
+    done = rig.run(made, report)
+    assert (done.exit_code, done.sinks[0].dead) == (0, 0)
+    assert any("the sink cannot go on now: [Errno 28] No space left on device" in error for error in told)
+    assert seqs(rig.documents("out", "p.out.0")) == list(range(100))
 
 
 @pytest.mark.soak

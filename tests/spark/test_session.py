@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,18 @@ def test_arrow_batches_end_by_bytes_as_well_as_rows(spark: SparkSession) -> None
 
 
 @pytest.mark.spark
+def test_a_secret_is_not_on_the_command_line(spark: SparkSession) -> None:
+    password = spark.conf.get("spark.tests.password")
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    java = psutil.Process(gateway.proc.pid)
+    assert "java" in " ".join(java.cmdline())
+    for process in (java, *java.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            assert str(password) not in " ".join(process.cmdline())
+
+
+@pytest.mark.spark
 def test_the_handler_of_interrupts_stays_the_program_s_own(spark: SparkSession) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -206,7 +219,10 @@ def test_a_session_leaves_no_process_no_file_and_no_word(
 
 
 @pytest.mark.spark
-def test_a_secret_is_not_on_the_command_line(first_run: tuple[dict[str, object], str]) -> None:
+@pytest.mark.soak
+def test_a_secret_is_not_on_the_command_line_of_any_process(
+    first_run: tuple[dict[str, object], str],
+) -> None:
     facts, _ = first_run
     assert facts["secret set"]
     assert not facts["secret shown"]

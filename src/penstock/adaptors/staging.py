@@ -63,13 +63,18 @@ class Tally:
         )
 
     def _note_namespaces(self, batch: pa.RecordBatch) -> None:
+        """Mostly there is one alone."""
         import pyarrow as pa
+        import pyarrow.compute as pc
 
-        table = pa.Table.from_batches([batch.select(["origin", "offset"])])
-        highest = table.group_by("origin", use_threads=False).aggregate([("offset", "max")])
-        for ns, offset in zip(
-            highest.column("origin").to_pylist(), highest.column("offset_max").to_pylist(), strict=True
-        ):
+        names = pc.unique(batch.column("origin")).to_pylist()
+        if len(names) == 1:
+            highest = [pc.max(batch.column("offset")).as_py()]
+        else:
+            table = pa.Table.from_batches([batch.select(["origin", "offset"])])
+            found = table.group_by("origin", use_threads=False).aggregate([("offset", "max")])
+            names, highest = found.column("origin").to_pylist(), found.column("offset_max").to_pylist()
+        for ns, offset in zip(names, highest, strict=True):
             self._namespaces[ns] = max(offset, self._namespaces.get(ns, NOTHING))
 
 

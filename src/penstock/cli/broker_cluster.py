@@ -40,7 +40,7 @@ class EtcdSettings:
         return tuple(part.strip() for text in self.etcd for part in text.split(",") if part.strip())
 
     def tls(self) -> ClientTls | None:
-        return _tls(self.ca_file, self.cert_file, self.key_file, "--etcd-")
+        return client_tls(self.ca_file, self.cert_file, self.key_file, "--etcd-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ClusterSettings:
             lease=self.lease,
             limit=self.limit,
             watch_delay=self.watch_delay / 1000,
-            peer_tls=_tls(self.peer_ca_file, self.peer_cert_file, self.peer_key_file, "--peer-"),
+            peer_tls=client_tls(self.peer_ca_file, self.peer_cert_file, self.peer_key_file, "--peer-"),
             keys=keys,
             drain=self.drain,
         )
@@ -200,9 +200,10 @@ def _refuse_without_etcd() -> None:
             raise UsageError(f"{option} is for a broker in a cluster", hint="name its etcd, too: --etcd URL")
 
 
-def _tls(
+def client_tls(
     ca_file: Path | None, cert_file: Path | None, key_file: Path | None, prefix: str
 ) -> ClientTls | None:
+    """What the options with this prefix say about TLS."""
     if (cert_file is None) != (key_file is None):
         raise UsageError(f"give both {prefix}cert-file and {prefix}key-file, or neither")
     if ca_file is None and cert_file is None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.base.errors import PenstockError
-from penstock.cli.broker_cluster import EtcdSettings, etcd_options
+from penstock.cli.broker_cluster import EtcdSettings, client_tls, etcd_options
 from penstock.cli.common import emit, json_option, show, visible, wants_json
 from penstock.cli.selecting import counted, selector_option
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from penstock.journal.cluster.local import LocalCluster
     from penstock.journal.cluster.status import ClusterStatus, JournalStatus
     from penstock.journal.protocol import LabelSelector
+    from penstock.journal.tls import ClientTls
 
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _ASKED = 2000
 """Replicas that are asked for their write heads unless that is wanted of more."""
 _LOOK = 0.2
@@ -114,11 +116,9 @@ def _announce(running: LocalCluster, *, as_json: bool) -> None:
 @click.option(
     "--auth-keys", metavar="KEYS|@FILE", envvar="PENSTOCK_AUTH_KEYS", help="Keys of the brokers, in base64."
 )
-@click.option(
-    "--ca-file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Whom to trust as a broker.",
-)
+@click.option("--ca-file", type=_FILE, help="Whom to trust as a broker.")
+@click.option("--cert-file", type=_FILE, help="A certificate of your own, if the brokers want one.")
+@click.option("--key-file", type=_FILE, help="The certificate's key.")
 @json_option
 @click.pass_context
 def status(
@@ -131,6 +131,8 @@ def status(
     max_replication: int,
     auth_keys: str | None,
     ca_file: Path | None,
+    cert_file: Path | None,
+    key_file: Path | None,
 ) -> None:
     """Show the brokers of a cluster and its journals: routes, whether replicas agree, and how far each is.
 
@@ -142,7 +144,8 @@ def status(
       penstock cluster status --etcd http://127.0.0.1:2379
       penstock cluster status -l prefix=shop/ --json
     """
-    found = asyncio.run(_look(etcd, selector, heads, max_replication, auth_keys, ca_file))
+    tls = client_tls(ca_file, cert_file, key_file, "--")
+    found = asyncio.run(_look(etcd, selector, heads, max_replication, auth_keys, tls))
     if wants_json(ctx):
         emit({**asdict(found), "well": found.is_well})
     else:
@@ -157,14 +160,13 @@ async def _look(
     heads: bool | None,
     max_replication: int,
     auth_keys: str | None,
-    ca_file: Path | None,
+    tls: ClientTls | None,
 ) -> ClusterStatus:
     from penstock.journal import auth
     from penstock.journal.client.connection import NoTokens
     from penstock.journal.cluster.etcd import EtcdClient
     from penstock.journal.cluster.status import cluster_status
     from penstock.journal.protocol import LabelSelector
-    from penstock.journal.tls import ClientTls
 
     tokens = auth.TokenSource(auth.keys_from(auth_keys)) if auth_keys else NoTokens()
     async with EtcdClient(etcd.addresses, user=etcd.user, password=etcd.password, tls=etcd.tls()) as client:
@@ -175,7 +177,7 @@ async def _look(
                 etcd.prefix,
                 selector=selector or LabelSelector(),
                 max_replication=max_replication,
-                tls=ClientTls(ca_file) if ca_file is not None else None,
+                tls=tls,
                 tokens=tokens,
                 heads=asking,
             )

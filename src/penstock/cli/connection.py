@@ -114,7 +114,8 @@ _OPTIONS = (
         "--broker",
         metavar="ADDRESS",
         envvar="PENSTOCK_BROKER",
-        help="A broker: http://HOST:PORT, https://HOST:PORT or unix:/PATH; otherwise the data directory's.",
+        help="A broker: http://HOST:PORT, https://HOST:PORT or unix:/PATH; several of a cluster with commas, of which "
+        "the first that can be reached is asked. Otherwise the data directory's.",
     ),
     data_dir_option,
     click.option(

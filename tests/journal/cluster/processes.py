@@ -27,6 +27,7 @@ from tests.servers.proxy import Proxy, proxied
 
 from penstock.journal.client import Client
 from penstock.journal.protocol import JournalSpec, ListResponse
+from penstock.journal.tls import ClientTls
 from penstock.log.commitlog import journal_spec
 
 PATIENCE = 60.0
@@ -48,6 +49,7 @@ class BrokerProcess:
         link: Proxy | None = None,
         to_etcd: Proxy | None = None,
         options: Sequence[str] = (),
+        tls: ClientTls | None = None,
     ) -> None:
         self.name = name
         self.zone = zone
@@ -58,6 +60,8 @@ class BrokerProcess:
         self.address = f"127.0.0.1:{self.port}"
         self.link = link
         self.to_etcd = to_etcd
+        self.tls = tls
+        """Whom its clients trust, and what they show."""
         self.environment: dict[str, str] = {}
         self._store = store
         self._etcd = [to_etcd.uri] if to_etcd is not None else list(etcd)
@@ -130,7 +134,7 @@ class BrokerProcess:
         self.send(signal.SIGCONT)
 
     def client(self) -> Client:
-        return Client(self.address)
+        return Client(self.address, tls=self.tls)
 
     def set_aside(self) -> list[Path]:
         """Spools that this broker has set aside."""
@@ -220,6 +224,7 @@ def cluster(
     links: bool = False,
     delay: float = 0.0,
     options: Sequence[str] = (),
+    tls: ClientTls | None = None,
 ) -> Iterator[Running]:
     """Brokers of these names, in the zones by turns. Killed at the end."""
     place.mkdir(parents=True, exist_ok=True)
@@ -233,7 +238,7 @@ def cluster(
         for at, name in enumerate(names):
             link = ends.enter_context(proxied(1, delay=delay)) if links else None
             to_etcd = ends.enter_context(proxied(etcds[0].port)) if links else None
-            found.add(name, zones[at % len(zones)], link=link, to_etcd=to_etcd, options=options)
+            found.add(name, zones[at % len(zones)], link=link, to_etcd=to_etcd, options=options, tls=tls)
         found.start(names)
         yield found
 

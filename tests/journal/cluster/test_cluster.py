@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from penstock.journal.client import JournalError
+from penstock.cli import cli
+from penstock.journal.client import Client, JournalError
 from penstock.journal.cluster.broker import require_shared
 from penstock.journal.hosting import BrokerOptions
 from penstock.journal.protocol import AppendRequest, ApplyRequest, Status
@@ -121,8 +123,16 @@ def test_after_a_primary_was_killed_others_go_on_and_nothing_is_lost(four: Runni
     four.create("killed/primary")
     with checked(four, "killed/primary") as checker:
         primary = four.members("killed/primary")[0]
-        four[primary].kill()
+        other = next(broker for broker in four.brokers.values() if broker.name != primary)
+        with Client(f"{four[primary].address},{other.address}") as client:
+            assert "killed/primary" in {found.spec.name for found in client.list()}
+            four[primary].kill()
+            assert "killed/primary" in {found.spec.name for found in client.list()}
         checker.progress()
+        listed = CliRunner().invoke(
+            cli, ["journals", "list", "--broker", f"{four[primary].address},{other.address}"]
+        )
+        assert "killed/primary" in listed.output
         four[primary].start()
         until(lambda: len(four.members("killed/primary")) == 3)
 

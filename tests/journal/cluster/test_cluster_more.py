@@ -5,6 +5,7 @@ delay, an etcd with users, and signals. The longer ones are for the long runs.
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import threading
 import time
@@ -12,12 +13,16 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.servers.etcd import PASSWORD, running
+from click.testing import CliRunner
+from tests.servers.etcd import PASSWORD, ServerFiles, running
 from tests.servers.proxy import Proxy
 
 from penstock.base.errors import PenstockError
-from penstock.journal.client import AsyncClient
+from penstock.cli import cli
+from penstock.journal.client import AsyncClient, Client
+from penstock.journal.tls import ClientTls
 
+from ..authority import Authority, Pair
 from .processes import Running, cluster, until
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(300)]
@@ -97,6 +102,48 @@ def test_soak_twenty_appends_at_once_take_one_round_trip_of_a_slow_link(tmp_path
         one, twenty = asyncio.run(took(1)), asyncio.run(took(20))
         assert one >= 0.1
         assert twenty < 0.1 * 20 / 3, f"one took {one:.3f} s, twenty {twenty:.3f} s"
+
+
+def test_brokers_speak_tls_to_etcd_to_each_other_and_to_clients_with_certificates_on_both_sides(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path, "authority")
+    server, broker, client = (authority.pair(name) for name in ("etcd", "broker", "client"))
+    etcd_files = ServerFiles(server.cert_file, server.key_file, authority.ca_file, ask_clients=True)
+    options = ["--cert-file", str(broker.cert_file), "--key-file", str(broker.key_file)]
+    options += ["--client-ca-file", str(authority.ca_file), *_shown(authority, broker, "--etcd-", "--peer-")]
+    tls = ClientTls(authority.ca_file, client.cert_file, client.key_file)
+    with (
+        running(tmp_path / "etcd", tls=etcd_files) as etcd,
+        cluster(tmp_path / "cluster", "ab", etcds=[etcd], options=options, tls=tls) as two,
+    ):
+        assert etcd.uri.startswith("https://")
+        two.create(JOURNAL, replication=2)
+        assert all(one.startswith("https://") for one in two.listed(JOURNAL).route.endpoints)
+        for name in "ab":  # one of them passes it on
+            with two[name].client() as there:
+                there.append(JOURNAL, name.encode())
+        for name in "ab":
+            with two[name].client() as there:
+                assert there.read_bytes(JOURNAL, 0, 2) == b"ab"
+        with (
+            Client(two["a"].address, tls=ClientTls(authority.ca_file)) as stranger,
+            pytest.raises(PenstockError),
+        ):
+            stranger.list()
+        shown = CliRunner().invoke(
+            cli,
+            ["cluster", "status", "--json", "--etcd", etcd.uri, *_shown(authority, client, "--etcd-", "--")],
+        )
+        assert json.loads(shown.output)["well"], shown.output
+
+
+def _shown(authority: Authority, pair: Pair, *prefixes: str) -> list[str]:
+    """The options that have one certificate shown to several servers of an authority."""
+    files = {"ca-file": authority.ca_file, "cert-file": pair.cert_file, "key-file": pair.key_file}
+    return [
+        part for prefix in prefixes for name, file in files.items() for part in (prefix + name, str(file))
+    ]
 
 
 def test_etcd_with_users_is_joined_with_a_password_and_not_without(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from uuid import UUID
 
 import msgspec
 
+from penstock.adaptors.columns import textarrays as ta
 from penstock.log.schema import Kind
 
 if TYPE_CHECKING:
@@ -141,10 +142,22 @@ def _decimals(members: Members, arrow: pa.DataType) -> pa.Array:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    texts = pa.array(list(map(_raw, members)), pa.string())
+    texts = _numbers(members).cast(pa.string())
     if not pc.all(pc.match_substring_regex(texts, _JSON_NUMBER)).as_py() and texts.null_count != len(texts):
         raise ValueError("not a number")
     return texts.cast(arrow)
+
+
+def _numbers(members: Members) -> pa.Array:
+    """The texts of numbers, without an object for each. One that is no number is some other text, or too many."""
+    import pyarrow.compute as pc
+
+    given = [b"null" if member is None else member for member in members] if None in members else members
+    content = b",".join(given)
+    if content.count(b",") != max(len(given) - 1, 0):
+        raise ValueError("not numbers")
+    texts = ta.split(b"[" + content + b"]", len(given))
+    return pc.if_else(pc.equal(texts, ta.constant(b"null")), ta.constant(None), texts)
 
 
 def _texts_of(name: str, parse: Callable[[pa.Array, pa.DataType], pa.Array], arrow: pa.DataType) -> Any:
@@ -153,8 +166,11 @@ def _texts_of(name: str, parse: Callable[[pa.Array, pa.DataType], pa.Array], arr
     content = attrgetter(name)
 
     def gather(members: Members) -> pa.Array:
-        texts = pa.array([None if one is None else content(one) for one in members], pa.string())
-        return parse(texts, arrow)
+        try:
+            found = list(map(content, members))
+        except AttributeError:  # some are null
+            found = [None if one is None else content(one) for one in members]
+        return parse(pa.array(found, pa.string()), arrow)
 
     return gather
 

@@ -27,6 +27,7 @@ import grpc
 import grpc.aio
 
 from penstock.base.disk import Buffer
+from penstock.base.errors import PenstockError
 from penstock.journal.client import answers, backoff, connection, requests
 from penstock.journal.client.answers import Appended, Span
 from penstock.journal.client.connection import NoTokens, Tls, Tokens
@@ -39,6 +40,7 @@ from penstock.journal.protocol import (
     AppendRequest,
     AppendResponse,
     ApplyRequest,
+    ApplyResponse,
     FragmentsRequest,
     FragmentsResponse,
     Header,
@@ -74,7 +76,7 @@ A = TypeVar("A")
 
 
 class AsyncClient:
-    """A connection to a broker, and with `follow_routes` to those that it points to.
+    """A connection to a broker, or to the first of several, and with `follow_routes` to those that it points to.
 
     `zone` is the client's own: reads prefer brokers there. Forms of address: `penstock.journal.client.connection`.
     """
@@ -150,19 +152,23 @@ class AsyncClient:
         """One attempt; its answer, whatever it says."""
         if self._closed:
             raise BrokerGoneError("the client is closed", harmless=True)
+        line = self.primary_line(first.journal)
         try:
-            response = await self._sent(first, content, timeout)
+            response = await self._sent(line, first, content, timeout)
         except BrokerGoneError:
-            self.routes.forget(first.journal)
+            self.leave(line, first.journal)
             raise
         self.observe(first.journal, response.header)
         return response
 
     async def _sent(
-        self, first: AppendRequest, content: Sequence[memoryview] | AsyncIterable[bytes], timeout: float
+        self,
+        line: Line,
+        first: AppendRequest,
+        content: Sequence[memoryview] | AsyncIterable[bytes],
+        timeout: float,
     ) -> AppendResponse:
         """Over the stream that small appends share, or as a call of its own."""
-        line = self.primary_line(first.journal)
 
         def metadata() -> connection.Metadata:
             return connection.bearer(self.tokens.for_append(first.journal))
@@ -276,16 +282,15 @@ class AsyncClient:
     async def list(self, selector: LabelSelector | None = None) -> Journals:
         """The journals that the selector matches, in the order of their names."""
         request = requests.listing(selector)
-        snapshots = answers.Snapshots()
         metadata = connection.bearer(self.tokens.for_list(request.selector))
-        try:
-            async for response in self.lines.home.calls.list(
-                request, timeout=DEFAULT_TIMEOUT, metadata=metadata
-            ):
+
+        async def listed(line: Line) -> Journals:
+            snapshots = answers.Snapshots()
+            async for response in line.calls.list(request, timeout=DEFAULT_TIMEOUT, metadata=metadata):
                 snapshots.accept(response)
-        except grpc.aio.AioRpcError as error:
-            raise translated(error, self.address) from None
-        return snapshots.rest()
+            return snapshots.rest()
+
+        return await self._home(listed)
 
     async def watch(self, selector: LabelSelector | None = None) -> AsyncIterator[Journals]:
         """The journals that the selector matches: now, and again, complete, whenever that changes. Without end.
@@ -297,9 +302,8 @@ class AsyncClient:
         while True:
             request = requests.listing(selector, watch=True, resume=resume)
             snapshots = answers.Snapshots(resume)
-            call = self.lines.home.calls.list(
-                request, metadata=connection.bearer(self.tokens.for_list(request.selector))
-            )
+            line, metadata = self.lines.home, connection.bearer(self.tokens.for_list(request.selector))
+            call = line.calls.list(request, metadata=metadata)
             try:
                 async for response in call:
                     journals = snapshots.accept(response)
@@ -307,9 +311,10 @@ class AsyncClient:
                         failures, resume = 0, snapshots.header
                         yield journals
             except grpc.aio.AioRpcError as error:
-                failure = translated(error, self.address)
+                failure = translated(error, line.address)
                 if not isinstance(failure, (BrokerGoneError, TimedOutError)):
                     raise failure from None
+                self.lines.left(line)
             finally:
                 call.cancel()
             failures += 1
@@ -322,13 +327,15 @@ class AsyncClient:
         fails ends it, and those before it stay.
         """
         for request in requests.apply(changes, max_txn_size):
-            metadata = connection.bearer(self.tokens.for_apply())
-            response = await self._home(
-                self.lines.home.calls.apply(request, timeout=DEFAULT_TIMEOUT, metadata=metadata)
-            )
-            if not answers.was_applied(response):
+            if not answers.was_applied(await self._apply(request)):
                 return False
         return True
+
+    async def _apply(self, request: ApplyRequest) -> ApplyResponse:
+        metadata = connection.bearer(self.tokens.for_apply())
+        return await self._home(
+            lambda line: line.calls.apply(request, timeout=DEFAULT_TIMEOUT, metadata=metadata)
+        )
 
     async def create(self, spec: JournalSpec) -> bool:
         """Make a journal; False if one of this name is there already."""
@@ -338,28 +345,29 @@ class AsyncClient:
         """What is wrong with a fragment store, as the broker sees it; empty if nothing is."""
         request = requests.store_health(url, check_delete_prefix)
         metadata = connection.bearer(self.tokens.for_health())
-        call = self.lines.home.calls.fragment_store_health(
-            request, timeout=2 * DEFAULT_TIMEOUT, metadata=metadata
+        response = await self._home(
+            lambda line: line.calls.fragment_store_health(
+                request, timeout=2 * DEFAULT_TIMEOUT, metadata=metadata
+            )
         )
-        return answers.health(await self._home(call))
+        return answers.health(response)
 
     async def trim(self, journal: str, offset: int) -> TrimResponse:
         """Delete the fragments that end at or below `offset`. Reads below jump forward."""
         request = TrimRequest(journal=journal, offset=offset)
         metadata = connection.bearer(self.tokens.for_maintenance(journal))
         response = await self._home(
-            self.lines.home.calls.trim(request, timeout=DEFAULT_TIMEOUT, metadata=metadata)
+            lambda line: line.calls.trim(request, timeout=DEFAULT_TIMEOUT, metadata=metadata)
         )
         answers.require_ok(journal, response.status)
         return response
 
     async def roll(self, journal: str) -> RollResponse:
         """Close the fragment under construction, so that it goes to the store now."""
+        request = RollRequest(journal=journal)
         metadata = connection.bearer(self.tokens.for_maintenance(journal))
         response = await self._home(
-            self.lines.home.calls.roll(
-                RollRequest(journal=journal), timeout=DEFAULT_TIMEOUT, metadata=metadata
-            )
+            lambda line: line.calls.roll(request, timeout=DEFAULT_TIMEOUT, metadata=metadata)
         )
         answers.require_ok(journal, response.status)
         return response
@@ -368,8 +376,10 @@ class AsyncClient:
         """Where [begin, end) lies in local files; what the spans leave out is to be read from the broker."""
         request = LocateRequest(journal=journal, begin=begin, end=end)
         metadata = connection.bearer(self.tokens.for_read(journal))
-        call = self.lines.home.calls.locate(request, timeout=DEFAULT_TIMEOUT, metadata=metadata)
-        return answers.spans(journal, await self._home(call))
+        response = await self._home(
+            lambda line: line.calls.locate(request, timeout=DEFAULT_TIMEOUT, metadata=metadata)
+        )
+        return answers.spans(journal, response)
 
     async def close(self) -> None:
         """End everything; appends under way fail or are cancelled, and are in doubt."""
@@ -397,12 +407,17 @@ class AsyncClient:
         if self.follow_routes:
             self.routes.observe(journal, header)
 
-    def gone(self, error: grpc.aio.AioRpcError, line: Line, journal: str) -> Exception:
-        """gRPC's error as ours; a route to a broker that does not answer is forgotten."""
+    def gone(self, error: grpc.aio.AioRpcError, line: Line, journal: str = "") -> PenstockError:
+        """gRPC's error as ours; a broker that does not answer is left."""
         failure = translated(error, line.address)
         if isinstance(failure, BrokerGoneError):
-            self.routes.forget(journal)
+            self.leave(line, journal)
         return failure
+
+    def leave(self, line: Line, journal: str) -> None:
+        """Ask another broker from now on."""
+        self.routes.forget(journal)
+        self.lines.left(line)
 
     async def _asked(self, journal: str, ask: Callable[[Line], Awaitable[A]]) -> A:
         """The answer of a broker that has the journal."""
@@ -422,8 +437,14 @@ class AsyncClient:
         self.observe(request.journal, response.header)
         return response
 
-    async def _home(self, call: Awaitable[A]) -> A:
-        try:
-            return await call
-        except grpc.aio.AioRpcError as error:
-            raise translated(error, self.address) from None
+    async def _home(self, ask: Callable[[Line], Awaitable[A]]) -> A:
+        """The answer of the first of our own addresses that can be reached."""
+        for others in reversed(range(self.lines.homes)):
+            line = self.lines.home
+            try:
+                return await ask(line)
+            except grpc.aio.AioRpcError as error:
+                failure = self.gone(error, line)
+                if not others or not isinstance(failure, BrokerGoneError) or not failure.harmless:
+                    raise failure from None
+        raise AssertionError("there is an address, and it was asked")

@@ -3,6 +3,7 @@
     unix:/path/to/socket      the socket of a data directory; unix:///path is the same
     http://host:port          TCP without TLS; also plain host:port
     https://host:port         TCP with TLS; also plain host:port when `tls` is given
+    http://a:1,http://b:2     several brokers of a cluster: the first that can be reached is asked
 
 A token travels as metadata of each call. It is in no error and in no `repr`.
 """
@@ -92,6 +93,18 @@ class Target:
 
     text: str
     secure: bool
+
+
+def addresses_of(address: str) -> list[str]:
+    """The brokers that an address names. A path has commas of its own."""
+    if address.startswith("unix:"):
+        return [address]
+    found = [part.strip() for part in address.split(",") if part.strip()]
+    if not found:
+        raise UsageError(
+            "no broker is named", hint="write http://host:port; several with commas between them"
+        )
+    return found
 
 
 def target_of(address: str, *, tls: bool = False) -> Target:

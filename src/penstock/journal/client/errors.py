@@ -135,6 +135,10 @@ _HINTS: dict[int, str] = {
 }
 
 
+_NOT_SENT = ("failed to connect to all addresses", "DNS resolution failed")
+"""How the details begin when there was no connection."""
+
+
 def translated(error: grpc.RpcError, address: str) -> PenstockError:
     """gRPC's error as ours."""
     assert isinstance(error, (grpc.Call, grpc.aio.AioRpcError))
@@ -144,7 +148,7 @@ def translated(error: grpc.RpcError, address: str) -> PenstockError:
         return BrokerGoneError(
             f"the broker at {address} does not answer ({details})",
             hint=_hint(details),
-            harmless=details.startswith("failed to connect to all addresses"),
+            harmless=details.startswith(_NOT_SENT),
         )
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return TimedOutError(f"the broker at {address} did not answer in time")

@@ -34,12 +34,10 @@ from penstock.journal.client.answers import Progress
 from penstock.journal.client.connection import LARGE_CHUNKS, bearer
 from penstock.journal.client.direct import FETCH_ERRORS, DirectFragment
 from penstock.journal.client.errors import (
-    BrokerGoneError,
     JournalError,
     OffsetJumpError,
     ProtocolError,
     UnauthenticatedError,
-    translated,
 )
 from penstock.journal.fragment import Fragment
 from penstock.journal.protocol import ReadRequest, ReadResponse, Status
@@ -85,6 +83,7 @@ class Reader:
         self._failures = 0
         self._silent_since: float | None = None
         self._call: grpc.aio.UnaryStreamCall[ReadRequest, ReadResponse] | None = None
+        self._line = client.lines.home
         self._advanced = False
         self._direct: DirectFragment | None = None
         self._proxied_below = -1
@@ -160,7 +159,7 @@ class Reader:
                 self._client.observe(self.options.journal, response.header)
             content = self._progress.accept(response)
         except grpc.aio.AioRpcError as error:
-            return await self._failed(translated(error, self._client.address))
+            return await self._failed(self._client.gone(error, self._line, self.options.journal))
         except JournalError as error:
             return await self._failed(error)
         self._succeeded()
@@ -175,8 +174,8 @@ class Reader:
         request = self._request(self.offset)
         request.do_not_proxy = self.options.direct and self.offset >= self._proxied_below
         metadata = bearer(self._client.tokens.for_read(request.journal)) + LARGE_CHUNKS
-        line = self._using.enter_context(self._client.member_line(request.journal).busy())
-        self._call = line.calls.read(request, metadata=metadata)
+        self._line = self._using.enter_context(self._client.member_line(request.journal).busy())
+        self._call = self._line.calls.read(request, metadata=metadata)
 
     def _request(self, offset: int) -> ReadRequest:
         return ReadRequest(
@@ -237,8 +236,6 @@ class Reader:
             raise error
         if status == Status.JOURNAL_NOT_FOUND and self._failures >= NOT_FOUND_LIMIT:
             raise error
-        if isinstance(error, BrokerGoneError):
-            self._client.routes.forget(self.options.journal)
         if status == Status.NOT_JOURNAL_BROKER and not self._client.follow_routes:
             self._proxied_below = 1 << 63  # this broker has to fetch it all for us
         now = asyncio.get_running_loop().time()

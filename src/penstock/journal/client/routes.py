@@ -104,20 +104,39 @@ class Line:
 
 
 class Lines:
-    """The connections of a client: to its address, and to the endpoints of routes."""
+    """The connections of a client: to its own addresses, of which it asks one, and to the endpoints of routes."""
 
     def __init__(self, address: str, tls: Tls | None, *, sweep: float = SWEEP) -> None:
         self._tls = tls
-        self._secure = connection.target_of(address, tls=tls is not None).secure
-        self.home = Line(address, tls)
+        addresses = connection.addresses_of(address)
+        self._secure = any(connection.target_of(one, tls=tls is not None).secure for one in addresses)
+        self._homes = [Line(one, tls) for one in addresses]
+        self._at = 0
         self._others: dict[str, Line] = {}
         self._sweep = sweep
         self._sweeping: asyncio.Task[None] | None = None
 
+    @property
+    def home(self) -> Line:
+        """The one of the client's own addresses that is asked now."""
+        return self._homes[self._at]
+
+    @property
+    def homes(self) -> int:
+        return len(self._homes)
+
+    def left(self, line: Line) -> None:
+        """A broker is gone: if we asked it as one of our own, ask the next."""
+        if line is self.home:
+            self._at = (self._at + 1) % len(self._homes)
+
     def to(self, endpoint: str | None) -> Line:
         """The connection to an endpoint, or to the client's own address if that is all there is."""
-        if endpoint is None or endpoint == self.home.address or not self._may_follow(endpoint):
+        if endpoint is None or not self._may_follow(endpoint):
             return self.home
+        for home in self._homes:
+            if home.address == endpoint:
+                return home
         line = self._others.get(endpoint)
         if line is None:
             secure = connection.target_of(endpoint).secure
@@ -136,7 +155,7 @@ class Lines:
             self._sweeping.cancel()
             with suppress(asyncio.CancelledError):
                 await self._sweeping
-        for line in (self.home, *self._others.values()):
+        for line in (*self._homes, *self._others.values()):
             await line.channel.close()
 
     def _may_follow(self, endpoint: str) -> bool:

@@ -22,7 +22,6 @@ from penstock.journal.client.errors import (
     JournalError,
     ProtocolError,
     TimedOutError,
-    translated,
 )
 from penstock.journal.client.routes import Line, connected
 from penstock.journal.client.shared import ANSWER_TIMEOUT, LIFE, takes_batches
@@ -87,7 +86,7 @@ class Session:
             except JournalError as error:
                 raise BrokenError(error, doubtful=False) from None  # what is behind it was not tried
             except BrokerGoneError as error:
-                self._client.routes.forget(journal)
+                self._client.leave(line, journal)
                 raise BrokenError(error, doubtful=not error.harmless) from None
             except PenstockError as error:
                 raise BrokenError(error, doubtful=True) from None
@@ -116,7 +115,8 @@ class Session:
         try:
             await self._pipelined(line)
         except grpc.aio.AioRpcError as error:
-            raise BrokenError(translated(error, line.address), doubtful=True) from None
+            failure = self._client.gone(error, line, self._first.journal)
+            raise BrokenError(failure, doubtful=True) from None
 
     async def _pipelined(self, line: Line) -> None:
         metadata = bearer(self._client.tokens.for_append(self._first.journal))

@@ -8,11 +8,11 @@ own, so a process may fork before its first call.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import Protocol, TypeAlias, TypedDict, TypeVar
+from typing import TypeAlias, TypedDict, TypeVar
 
 import grpc
 
@@ -20,13 +20,15 @@ from penstock.base.disk import Buffer
 from penstock.journal.client import answers, connection, requests
 from penstock.journal.client.answers import Appended, Span
 from penstock.journal.client.connection import Metadata, NoTokens, Tls, Tokens
-from penstock.journal.client.errors import BrokerGoneError, TimedOutError, translated
+from penstock.journal.client.errors import BrokerGoneError, TimedOutError
+from penstock.journal.client.homes import Answering, Begun, Homes
 from penstock.journal.client.requests import APPEND_CHUNK
 from penstock.journal.client.stubs import Stubs
 from penstock.journal.protocol import (
     AppendRequest,
     AppendResponse,
     ApplyRequest,
+    ApplyResponse,
     FragmentsRequest,
     FragmentsResponse,
     Header,
@@ -51,23 +53,33 @@ Spans: TypeAlias = list[Span]
 Journals: TypeAlias = list[ListResponse.Journal]
 
 
+A = TypeVar("A")
+
+
 class _Authorized(TypedDict, total=False):
     metadata: Metadata
 
 
 class Client:
-    """A connection to one broker. Forms of address: `penstock.journal.client.connection`."""
+    """A connection to one broker, or to the first of several that can be reached (`penstock.journal.client.homes`).
+
+    Forms of address: `penstock.journal.client.connection`.
+    """
 
     def __init__(self, address: str, *, tls: Tls | None = None, tokens: Tokens | None = None) -> None:
         self.address = address
         self.tls = tls
         self.tokens: Tokens = tokens or NoTokens()
-        self._channel = connection.channel(address, tls)
-        self._calls = Stubs(self._channel)
+        self._homes = Homes(address, tls)
         self._takes_whole = True
 
     def __repr__(self) -> str:
         return f"Client({self.address!r})"
+
+    @property
+    def _calls(self) -> Stubs:
+        """Those of the broker that is asked now."""
+        return self._homes.current.calls
 
     def at(self, address: str) -> Client:
         """Another one, of another broker, that trusts and shows the same."""
@@ -92,20 +104,21 @@ class Client:
         """
         first = requests.append(journal, check, union, subtract, offset, suspend)
         pieces = requests.pieces_of(content)
-        with _translated(self.address):
-            response = self._append(first, pieces, timeout)
+        response = self._homes.asked(lambda calls: self._append(calls, first, pieces, timeout))
         return answers.appended(journal, response, sum(map(len, pieces)))
 
-    def _append(self, first: AppendRequest, pieces: Sequence[memoryview], timeout: float) -> AppendResponse:
+    def _append(
+        self, calls: Stubs, first: AppendRequest, pieces: Sequence[memoryview], timeout: float
+    ) -> AppendResponse:
         authorized = _authorized(self.tokens.for_append(first.journal))
         if self._takes_whole and sum(map(len, pieces)) <= APPEND_CHUNK:
             try:
-                return self._calls.append_whole(requests.whole(first, pieces), timeout=timeout, **authorized)
+                return calls.append_whole(requests.whole(first, pieces), timeout=timeout, **authorized)
             except grpc.RpcError as error:
                 if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                     raise
                 self._takes_whole = False  # not a broker of ours; it has not seen the append
-        return self._calls.append(requests.stream(first, pieces), timeout=timeout, **authorized)
+        return calls.append(requests.stream(first, pieces), timeout=timeout, **authorized)
 
     def read(
         self,
@@ -128,10 +141,7 @@ class Client:
         )
         progress = answers.Progress(journal, begin, end)
         authorized = _authorized(self.tokens.for_read(journal))
-        with (
-            _translated(self.address),
-            _ending(self._calls.read(request, timeout=timeout, **authorized)) as responses,
-        ):
+        with self._answers(lambda calls: calls.read(request, timeout=timeout, **authorized)) as responses:
             for response in responses:
                 content = progress.accept(response)
                 if content:
@@ -188,9 +198,11 @@ class Client:
         """The journals that the selector matches, in the order of their names."""
         request = requests.listing(selector)
         snapshots = answers.Snapshots()
-        with _translated(self.address):
-            authorized = _authorized(self.tokens.for_list(request.selector))
-            for response in self._calls.list(request, timeout=DEFAULT_TIMEOUT, **authorized):
+        authorized = _authorized(self.tokens.for_list(request.selector))
+        with self._answers(
+            lambda calls: calls.list(request, timeout=DEFAULT_TIMEOUT, **authorized)
+        ) as responses:
+            for response in responses:
                 snapshots.accept(response)
         return snapshots.rest()
 
@@ -210,10 +222,7 @@ class Client:
         snapshots = answers.Snapshots(resume)
         authorized = _authorized(self.tokens.for_list(request.selector))
         try:
-            with (
-                _translated(self.address),
-                _ending(self._calls.list(request, timeout=timeout, **authorized)) as responses,
-            ):
+            with self._answers(lambda calls: calls.list(request, timeout=timeout, **authorized)) as responses:
                 for response in responses:
                     journals = snapshots.accept(response)
                     if journals is not None:
@@ -227,13 +236,13 @@ class Client:
         With `max_txn_size` they go in transactions of so many changes each, one after the other: the first that
         fails ends it, and those before it stay.
         """
-        for request in requests.apply(changes, max_txn_size):
-            with _translated(self.address):
-                authorized = _authorized(self.tokens.for_apply())
-                response = self._calls.apply(request, timeout=DEFAULT_TIMEOUT, **authorized)
-            if not answers.was_applied(response):
-                return False
-        return True
+        return all(
+            answers.was_applied(self._apply(request)) for request in requests.apply(changes, max_txn_size)
+        )
+
+    def _apply(self, request: ApplyRequest) -> ApplyResponse:
+        authorized = _authorized(self.tokens.for_apply())
+        return self._homes.asked(lambda calls: calls.apply(request, timeout=DEFAULT_TIMEOUT, **authorized))
 
     def create(self, spec: JournalSpec) -> bool:
         """Make a journal; False if one of this name is there already."""
@@ -270,39 +279,39 @@ class Client:
         With `check_delete_prefix` (ends in `/`) the broker also tries to put and delete an object below it.
         """
         request = requests.store_health(url, check_delete_prefix)
-        with _translated(self.address):
-            authorized = _authorized(self.tokens.for_health())
-            response = self._calls.fragment_store_health(request, timeout=2 * DEFAULT_TIMEOUT, **authorized)
+        authorized = _authorized(self.tokens.for_health())
+        response = self._homes.asked(
+            lambda calls: calls.fragment_store_health(request, timeout=2 * DEFAULT_TIMEOUT, **authorized)
+        )
         return answers.health(response)
 
     def locate(self, journal: str, begin: int, end: int) -> Spans:
         """Where [begin, end) lies in local files; what the spans leave out is to be read from the broker."""
         request = LocateRequest(journal=journal, begin=begin, end=end)
-        with _translated(self.address):
-            authorized = _authorized(self.tokens.for_read(journal))
-            response = self._calls.locate(request, timeout=DEFAULT_TIMEOUT, **authorized)
+        authorized = _authorized(self.tokens.for_read(journal))
+        response = self._homes.asked(
+            lambda calls: calls.locate(request, timeout=DEFAULT_TIMEOUT, **authorized)
+        )
         return answers.spans(journal, response)
 
     def trim(self, journal: str, offset: int) -> TrimResponse:
         """Delete the fragments that end at or below `offset`. Reads below jump forward."""
-        with _translated(self.address):
-            authorized = _authorized(self.tokens.for_maintenance(journal))
-            response = self._calls.trim(
-                TrimRequest(journal=journal, offset=offset), timeout=DEFAULT_TIMEOUT, **authorized
-            )
+        request = TrimRequest(journal=journal, offset=offset)
+        authorized = _authorized(self.tokens.for_maintenance(journal))
+        response = self._homes.asked(lambda calls: calls.trim(request, timeout=DEFAULT_TIMEOUT, **authorized))
         answers.require_ok(journal, response.status)
         return response
 
     def roll(self, journal: str) -> RollResponse:
         """Close the fragment under construction, so that it goes to the store now."""
-        with _translated(self.address):
-            authorized = _authorized(self.tokens.for_maintenance(journal))
-            response = self._calls.roll(RollRequest(journal=journal), timeout=DEFAULT_TIMEOUT, **authorized)
+        request = RollRequest(journal=journal)
+        authorized = _authorized(self.tokens.for_maintenance(journal))
+        response = self._homes.asked(lambda calls: calls.roll(request, timeout=DEFAULT_TIMEOUT, **authorized))
         answers.require_ok(journal, response.status)
         return response
 
     def close(self) -> None:
-        self._channel.close()
+        self._homes.close()
 
     def __enter__(self) -> Client:
         return self
@@ -313,56 +322,30 @@ class Client:
         self.close()
 
     def _fragments(self, request: FragmentsRequest) -> FragmentsResponse:
-        with _translated(self.address):
-            authorized = _authorized(self.tokens.for_read(request.journal))
-            return self._calls.list_fragments(request, timeout=DEFAULT_TIMEOUT, **authorized)
+        authorized = _authorized(self.tokens.for_read(request.journal))
+        return self._homes.asked(
+            lambda calls: calls.list_fragments(request, timeout=DEFAULT_TIMEOUT, **authorized)
+        )
 
     def _metadata(self, request: ReadRequest, timeout: float) -> ReadResponse:
         authorized = _authorized(self.tokens.for_read(request.journal))
-        with (
-            _translated(self.address),
-            _ending(self._calls.read(request, timeout=timeout, **authorized)) as responses,
-        ):
+        with self._answers(lambda calls: calls.read(request, timeout=timeout, **authorized)) as responses:
             for response in responses:
                 answers.Progress(request.journal, request.offset, 0).accept(response)
                 return response
         raise TimedOutError(f"journal {request.journal}: no answer")
 
-
-A = TypeVar("A", covariant=True)
-
-
-class _Answering(Protocol[A]):
-    """A call whose answers are taken one by one."""
-
-    def __iter__(self) -> Iterator[A]: ...
-
-    def cancel(self) -> bool: ...
-
-
-@contextmanager
-def _ending(call: _Answering[A]) -> Iterator[_Answering[A]]:
-    """Ends a call with its block, however little of the answer was taken; otherwise the broker would go on."""
-    try:
-        yield call
-    finally:
-        call.cancel()
-
-
-class _translated:  # noqa: N801 - reads as a clause at its uses
-    """Turns gRPC's errors into ours."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, grpc.RpcError):
-            raise translated(error, self._address) from None
+    @contextmanager
+    def _answers(self, ask: Callable[[Stubs], Answering[A]]) -> Iterator[Begun[A]]:
+        """The answers to a call that has many. It ends with its block, or else the broker would go on."""
+        begun = self._homes.asked(lambda calls: Begun(ask(calls)))
+        home = self._homes.current
+        try:
+            yield begun
+        except grpc.RpcError as error:
+            raise self._homes.failed(home, error) from None
+        finally:
+            begun.cancel()
 
 
 def _authorized(token: str | None) -> _Authorized:

@@ -1,0 +1,90 @@
+"""The addresses that a client was given, and which of them it asks now: one, until that is gone, then the next.
+
+A call for which there was no connection has certainly done nothing, and is asked of the next address at once. Of any
+other the caller is told what became of it, and the next call goes elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from typing import Generic, Protocol, TypeVar
+
+import grpc
+
+from penstock.base.errors import PenstockError
+from penstock.journal.client import connection
+from penstock.journal.client.connection import Tls
+from penstock.journal.client.errors import BrokerGoneError, translated
+from penstock.journal.client.stubs import Stubs
+
+T = TypeVar("T")
+A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
+
+
+class Home:
+    """One address, with a connection that is made at the first call."""
+
+    def __init__(self, address: str, tls: Tls | None) -> None:
+        self.address = address
+        self.channel = connection.channel(address, tls)
+        self.calls = Stubs(self.channel)
+
+
+class Homes:
+    """Those of one client. May be used by several threads."""
+
+    def __init__(self, address: str, tls: Tls | None) -> None:
+        self._homes = [Home(one, tls) for one in connection.addresses_of(address)]
+        self._at = 0
+
+    @property
+    def current(self) -> Home:
+        return self._homes[self._at]
+
+    def asked(self, ask: Callable[[Stubs], T]) -> T:
+        """What the first broker answers that can be reached; its errors as ours."""
+        for others in reversed(range(len(self._homes))):
+            home = self.current
+            try:
+                return ask(home.calls)
+            except grpc.RpcError as error:
+                failure = self.failed(home, error)
+                if not others or not isinstance(failure, BrokerGoneError) or not failure.harmless:
+                    raise failure from None
+        raise AssertionError("there is an address, and it was asked")
+
+    def failed(self, home: Home, error: grpc.RpcError) -> PenstockError:
+        """gRPC's error as ours; a broker that is gone is left, unless another thread has done so."""
+        failure = translated(error, home.address)
+        if isinstance(failure, BrokerGoneError) and home is self.current:
+            self._at = (self._at + 1) % len(self._homes)
+        return failure
+
+    def close(self) -> None:
+        for home in self._homes:
+            home.channel.close()
+
+
+class Answering(Protocol[A_co]):
+    """A call whose answers are taken one by one."""
+
+    def __iter__(self) -> Iterator[A_co]: ...
+
+    def cancel(self) -> bool: ...
+
+
+class Begun(Generic[A]):
+    """A call whose first answer is there, so that it is plain whether the broker was reached."""
+
+    def __init__(self, call: Answering[A]) -> None:
+        self._call = call
+        self._rest = iter(call)
+        self._first = tuple(islice(self._rest, 1))
+
+    def __iter__(self) -> Iterator[A]:
+        return chain(self._first, self._rest)
+
+    def cancel(self) -> bool:
+        return self._call.cancel()
