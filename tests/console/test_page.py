@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import socket
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,10 +16,13 @@ from axe_playwright_python.sync_playwright import Axe
 
 from penstock.immortal import about
 from penstock.journal.client import AsyncClient
+from penstock.journal.embedded import EmbeddedBroker
 from penstock.log.control import Control, ControlEntry
 from penstock.log.message import Message, Mode
 from penstock.log.offsets import Commit, OffsetLog
+from penstock.log.transaction import Transaction
 from penstock.pipeline.clock import now_us
+from penstock.pipeline.progress import NodeProgress, Progress, RunFile, publish
 
 from .conftest import Visit
 from .places import POISON, Place, buried, console, order, stuck
@@ -261,6 +265,24 @@ def test_with_nothing_there_it_shows_how_to_start(tmp_path: Path, visit: Visit) 
         (tmp_path / "late" / "data").rename(tmp_path / "none")
         page.goto(f"{at}/#/")
         expect(page.locator(".node.bad"), "sales")
+
+
+def test_transactions_in_flight_are_shown_with_their_votes(shop: Place, at: str, visit: Visit) -> None:
+    """Of a run whose process is this one."""
+    voted = Transaction(
+        "3f2a", 14, 16, "aborted", now_us(), now_us(), {"shop.sales.0": True, "shop.sales.1": False}
+    )
+    sales = NodeProgress("sales", "sink", "connector", "running", transaction=voted)
+    progress = Progress("shop", 1.0, "running", 16, [sales])
+    with EmbeddedBroker(shop.data):
+        here = socket.gethostname()
+        publish(shop.data, RunFile("r2", os.getpid(), here, now_us(), now_us(), progress, None))
+        page = visit(f"{at}/#/connectors")
+        shown = page.get_by_role("region", name="Transactions in flight")
+        expect(shown, "14 to 15")
+        expect(shown, "aborted")
+        expect(shown.get_by_role("listitem").nth(1), "shop.sales.1 abort")
+        accessible(page)
 
 
 def test_immortals_are_shown_without_their_secrets(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -27,12 +28,14 @@ from penstock.log.commitlog import CommitLog
 from penstock.log.compaction import compact
 from penstock.log.message import Message, MessageOffset
 from penstock.log.offsets import Commit
+from penstock.log.transaction import Transaction as InFlight
 from penstock.pipeline.atomic import GROUP
 from penstock.pipeline.delivering import step
 from penstock.pipeline.editing import open_editor
 from penstock.pipeline.progress import Progress, Summary
 from penstock.pipeline.runner import run
 from penstock.spark.tasks import lane_of
+from penstock.spark.voting import VotingRunner
 
 pytestmark = pytest.mark.spark
 COOKIE = "dragons-love-tacos"
@@ -168,12 +171,29 @@ def test_a_key_stays_in_its_lane_and_lanes_that_go_are_announced(rig: Rig) -> No
     assert sum(len(found) for found in lanes().values()) == len(expected(2)[0]) + 20
 
 
-def test_three_sinks_commit_together_and_one_vote_to_abort_holds_for_all(rig: Rig) -> None:
+def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """The states of every sink's transactions, as they come."""
+    states: dict[str, list[str]] = {}
+    held: dict[VotingRunner, InFlight | None] = {}
+
+    def put(runner: VotingRunner, one: InFlight | None) -> None:
+        held[runner] = one
+        states.setdefault(runner.name, []).append(one.state if one is not None else "-")
+
+    monkeypatch.setattr(VotingRunner, "transaction", property(held.get, put))
+    return states
+
+
+def test_three_sinks_commit_together_and_one_vote_to_abort_holds_for_all(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     votes: list[bool] = []
+    states, told, was_told = recorded(monkeypatch), [], threading.Event()
 
     class Moody(PickyStorage):
         @staticmethod
         def refuses(content: bytes) -> bool:
+            assert was_told.wait(60), "what is staged is told while it is"
             votes.append(len(votes) in (1, 2))
             return votes[-1]
 
@@ -182,6 +202,11 @@ def test_three_sinks_commit_together_and_one_vote_to_abort_holds_for_all(rig: Ri
 
     def look(progress: Progress) -> None:
         seen.append(tuple(len(rig.documents(n, f"p.{n}.0")) for n in ("one", "two", "three")))
+        told[:] = told or [
+            node.transaction for node in progress.nodes if node.node == "two" and node.transaction
+        ]
+        if told:
+            was_told.set()
 
     def pipeline(count: int) -> Pipeline:
         made = Pipeline("p", batch_messages=100)
@@ -196,6 +221,10 @@ def test_three_sinks_commit_together_and_one_vote_to_abort_holds_for_all(rig: Ri
     summary = rig.run(pipeline(300), look)
     assert summary.exit_code == 0
     assert sorted(votes) == [False] * 3 + [True] * 2, "the same messages came again"
+    assert [(one.begin, one.state) for one in told] == [(0, "staging")]
+    done, undone = ["staging", "voted", "decided", "telling", "-"], ["staging", "aborted", "aborted", "-"]
+    assert states["two"] == ["-", *done, *undone, *undone, *done, *done]
+    assert set(states["three"]) == {"-", "staging", "voted", "decided", "aborted"}, "nothing to tell it"
     assert [(sink.sink, sink.delivered, sink.dropped) for sink in summary.sinks] == [
         ("one", 300, 0), ("two", 150, 150), ("three", 0, 300),
     ]  # fmt: skip

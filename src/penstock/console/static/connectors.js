@@ -4,6 +4,7 @@ import { deeds } from "./deeds.js";
 import { act, copyable, problem, prompt } from "./dialog.js";
 import { h } from "./dom.js";
 import { ask, store } from "./store.js";
+import { inFlight, transactions } from "./transactions.js";
 import { bytes, count, duration } from "./words.js";
 
 let state = {}, timer = null;
@@ -45,7 +46,7 @@ export const connectors = {
     if (!state.busy) load(again);
     const { found, history, error } = state, options = store.session?.options ?? "";
     return [h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Connectors")), error ? problem(error) : null, !found && !error ? h("div", { class: "loading", role: "status" }, "Asking the workers…") : null,
-      found && !found.length ? h("section", { class: "card empty" }, h("h2", {}, "No connector worker runs here"), h("p", {}, "A worker takes streams from programs in any language into journals. To start one:"), h("div", { class: "first" }, copyable(`penstock connector worker${options}`))) : null,
+      transactions(), found && !found.length && !inFlight().length ? h("section", { class: "card empty" }, h("h2", {}, "No connector worker runs here"), h("p", {}, "A worker takes streams from programs in any language into journals. To start one:"), h("div", { class: "first" }, copyable(`penstock connector worker${options}`))) : null,
       found?.map((one) => worker(one, again)), deeds(history, (one) => ` ${one.journal.slice(one.journal.indexOf("/") + 1)}`)];
   },
 };
