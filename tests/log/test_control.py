@@ -85,6 +85,21 @@ def test_a_run_that_was_replaced_says_nothing_about_the_new_one(client: Client) 
     assert (run.run, run.beat, run.ended) == ("new", NOW + 10 * SECOND, False)
 
 
+def test_a_beat_tells_which_sinks_stand_still(client: Client) -> None:
+    control = Control(client, "p")
+    standing = {"sales": {"state": "stopped", "error": "it says no"}, "all": {"state": "paused"}}
+    for time, action, detail in (
+        (1, "run-begin", {}),
+        (2, "run-beat", {"standing": standing}),
+        (3, "run-beat", {}),
+    ):
+        control.append(ControlEntry(time, "penstock run", action, None, {"run": "r", "pid": 7, **detail}))
+        run = control.state().run
+        assert run is not None
+        told = {sink: (one.state, one.error) for sink, one in run.standing.items()}
+        assert told == ({"sales": ("stopped", "it says no"), "all": ("paused", None)} if time == 2 else {})
+
+
 def test_a_run_polls_for_what_is_new(client: Client) -> None:
     run, operator = Control(client, "shop"), Control(client, "shop")
     at, found = run.changed_since(0)

@@ -18,6 +18,7 @@ from penstock.base.secrets import mask
 from penstock.base.units import counted
 from penstock.console.definitions import Definitions
 from penstock.console.reaching import Reaching
+from penstock.log.control import STANDING
 from penstock.log.deadletters import DeadLetter
 from penstock.pipeline import delivering, editing
 from penstock.pipeline.clock import now_us
@@ -89,7 +90,7 @@ class Actions:
             run = directory.run(pipeline, now_us())
             state = directory.told_state(pipeline, wish.sink)
         if run is not None and wish.action not in _ANYTIME:
-            if wish.action not in _WHILE_STANDING or state not in editing.STANDING:
+            if wish.action not in _WHILE_STANDING or state not in STANDING:
                 return _refused(plan, *_while_running(pipeline, run))
             plan = replace(plan, changes=[*plan.changes, _THEN.format(sink=wish.sink)])
         missing = self._definitions.problem(pipeline, control) if wish.action in _NEED_FILE else None
