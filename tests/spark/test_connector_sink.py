@@ -188,7 +188,8 @@ def test_three_sinks_commit_together_and_one_vote_to_abort_holds_for_all(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     votes: list[bool] = []
-    states, told, was_told = recorded(monkeypatch), [], threading.Event()
+    states, was_told = recorded(monkeypatch), threading.Event()
+    told: list[InFlight] = []
 
     class Moody(PickyStorage):
         @staticmethod
