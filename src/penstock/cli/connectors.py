@@ -6,18 +6,18 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from penstock.base.errors import PenstockError, UsageError
+from penstock.base.errors import PenstockError
 from penstock.base.units import parse_size
 from penstock.cli.common import emit, json_option, show, visible, wants_json
 from penstock.cli.connection import Connection, broker_options
-from penstock.cli.connector_options import cookie_of, cookie_option
+from penstock.cli.connector_options import client_of, cookie_of, cookie_option, journals_option, require_data
+from penstock.cli.connector_recover import recover
 from penstock.cli.connector_send import send
 from penstock.cli.connector_sinks import sink
 
@@ -26,16 +26,8 @@ if TYPE_CHECKING:
 
     from penstock.connector.settings import WorkerSettings
     from penstock.connector.status import WorkerStatus
-    from penstock.journal.client import AsyncClient
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
-_journals = click.option(
-    "--journals",
-    metavar="PREFIX",
-    default="connectors",
-    show_default=True,
-    help="Journals are PREFIX/INSTANCE.",
-)
 
 
 @click.group(no_args_is_help=True)
@@ -51,6 +43,7 @@ def connector() -> None:
     """
 
 
+connector.add_command(recover)
 connector.add_command(send)
 connector.add_command(sink)
 
@@ -77,7 +70,7 @@ def _size(ctx: click.Context, parameter: click.Parameter, value: str) -> int:
     help="/status, /metrics, moves.",
 )
 @cookie_option
-@_journals
+@journals_option
 @click.option("--name", default="worker", show_default=True, help="The worker's name, for people.")
 @click.option(
     "--credits", "credit", type=click.IntRange(min=2), default=65536, show_default=True, help="Of a session."
@@ -156,20 +149,6 @@ def worker(
     )
 
 
-@asynccontextmanager
-async def _client(connection: Connection) -> AsyncIterator[AsyncClient]:
-    """A client of the broker; a data directory without an owner is served by this process meanwhile."""
-    from penstock.journal.embedded import served
-
-    async with AsyncExitStack() as using:
-        address = connection.address
-        if address is None:
-            address = await using.enter_async_context(served(connection.data_dir))
-        client = connection.asynchronous(address)
-        using.push_async_callback(client.close)
-        yield client
-
-
 async def _work(
     connection: Connection,
     settings: WorkerSettings,
@@ -193,7 +172,7 @@ async def _work(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    async with _client(connection) as client:
+    async with client_of(connection) as client:
         working = Worker(settings, client, journals, name=name, store=store, replication=replication)
         address = await working.start(listen, advertise)
         server = await web.serve(working, http) if http else None
@@ -210,7 +189,7 @@ async def _work(
 
 
 @connector.command()
-@_journals
+@journals_option
 @broker_options
 @json_option
 @click.pass_context
@@ -236,13 +215,9 @@ def status(ctx: click.Context, *, connection: Connection, journals: str) -> None
 
 async def _survey(connection: Connection, journals: str) -> Sequence[WorkerStatus]:
     from penstock.connector.status import survey
-    from penstock.journal.datadir import DataDir
 
-    if connection.address is None and not DataDir(connection.data_dir).exists:
-        raise UsageError(
-            f"no data directory at {connection.data_dir}", hint="name one, or a broker with --broker"
-        )
-    async with _client(connection) as client:
+    require_data(connection)
+    async with client_of(connection) as client:
         return await survey(client, journals)
 
 
@@ -296,7 +271,7 @@ def _texts(*values: str) -> list[Text]:
 @click.argument("what", metavar="STREAM|INSTANCE")
 @click.option("--to", "target", required=True, metavar="HOST:PORT", help="The worker to go to.")
 @cookie_option
-@_journals
+@journals_option
 @broker_options
 @json_option
 @click.pass_context
