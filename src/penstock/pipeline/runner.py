@@ -364,6 +364,7 @@ class _Run:
     def _start(self) -> None:
         self._tell("starting spark")
         spark = self._engine.start()
+        self._engine.warm_up()
         for sink in self._sinks:
             sink.start(spark)
 
