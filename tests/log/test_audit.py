@@ -31,9 +31,14 @@ def test_looking_makes_nothing_and_deeds_come_in_their_order(client: Client) -> 
     assert [note(client, deed(n, f"j{n % 2}")) for n in range(4)] == [None] * 4
     assert deeds(client) == [deed(n, f"j{n % 2}") for n in range(4)]
     assert [one.time for one in deeds(client, "j1")] == [1, 3]
+    assert audit.told(client, 1, "j0") == audit.Told((deed(2, "j0"),))
+    assert audit.told(client, 5, action="migrate").deeds == ()
 
 
-def test_the_record_is_to_be_as_safe_as_what_it_is_about_and_says_if_it_is_not(client: Client) -> None:
+def test_the_record_is_to_be_as_safe_as_what_it_is_about_and_says_if_it_is_not(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "_PATIENCE", 0.1)
     spec = journal_spec("shop/orders", 1 << 20, {})
     spec.replication = 3
     spec.fragment.stores[:] = ["file:///elsewhere/"]
@@ -41,6 +46,7 @@ def test_the_record_is_to_be_as_safe_as_what_it_is_about_and_says_if_it_is_not(c
     assert told is not None
     assert told.startswith("what was done to shop/orders could not be put on record: ")
     assert "INSUFFICIENT_JOURNAL_BROKERS" in told
+    assert audit.told(client, 5).problem is not None
     made = upkeep.named(client, JOURNAL)
     assert made is not None
     assert (made.spec.replication, list(made.spec.fragment.stores)) == (3, ["file:///elsewhere/"])

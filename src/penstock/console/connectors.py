@@ -22,7 +22,7 @@ from penstock.console.reaching import Reaching
 from penstock.console.remembered import Remembered
 from penstock.console.views import Json
 from penstock.journal.client import AsyncClient, Client
-from penstock.log.audit import deeds
+from penstock.log import audit
 from penstock.pipeline.clock import now_us
 
 PREFIX = "connectors"
@@ -105,10 +105,9 @@ def _require_move(wish: Wish) -> None:
 
 
 def _read(client: Client) -> Json:
-    history = [deed for deed in deeds(client) if deed.action == moving.ACTION]
     return {
         "workers": [_told(one) for one in asyncio.run(_asked(client))],
-        "history": msgspec.to_builtins(history[-_MOST_DEEDS:][::-1]),
+        "history": msgspec.to_builtins(audit.told(client, _MOST_DEEDS, action=moving.ACTION)),
     }
 
 

@@ -25,8 +25,8 @@ from penstock.journal.fragment import Fragment
 from penstock.journal.labels import values_of
 from penstock.journal.protocol import ListResponse, ProcessSpec
 from penstock.journal.specs_fields import plain
+from penstock.log import audit
 from penstock.log import upkeep as kept
-from penstock.log.audit import deeds
 from penstock.log.journals import KIND_LABEL, PIPELINE_LABEL
 from penstock.pipeline.clock import now_us
 from penstock.pipeline.operations import Directory
@@ -74,7 +74,7 @@ class JournalQuestions:
             client, found = directory.client, upkeep.named(directory.client, journal)
             if found is None:
                 raise UsageError(f"there is no journal '{journal}'")
-            history = deeds(client, journal)[-_MOST_DEEDS:][::-1]
+            history = audit.told(client, _MOST_DEEDS, journal)
             row = self._row(client, found, len(_brokers(client.list())))
             status = self._cluster.journal(journal) if self._cluster else None
             fragments: list[Fragment] = []

@@ -10,11 +10,13 @@ whoever did it.
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from penstock.base.errors import CorruptError, PenstockError
-from penstock.journal.client import Client
-from penstock.journal.protocol import JournalSpec
+from penstock.journal.client import Appended, Client, JournalError
+from penstock.journal.protocol import JournalSpec, Status
 from penstock.log.journals import (
     KIND_LABEL,
     ensure,
@@ -29,6 +31,8 @@ JOURNAL = "audit"
 _SEGMENT_BYTES = 256 << 10
 _ROOM = 1 << 20
 _PATIENCE = 15.0
+_PAUSE = 0.2
+_SOON = (Status.NO_JOURNAL_PRIMARY_BROKER, Status.INSUFFICIENT_JOURNAL_BROKERS)
 
 
 class Deed(msgspec.Struct, frozen=True):
@@ -42,16 +46,35 @@ class Deed(msgspec.Struct, frozen=True):
     outcome: str
 
 
+class Told(msgspec.Struct, frozen=True):
+    """Deeds, the newest first; or why they cannot be told."""
+
+    deeds: tuple[Deed, ...]
+    problem: str | None = None
+
+
 def note(client: Client, deed: Deed, like: JournalSpec | None = None) -> str | None:
     """Put a deed on record; durable on return. If it cannot be, why not."""
     try:
         ensure(client, _spec(like))
-        landed = client.append(JOURNAL, msgspec.json.encode(deed) + b"\n", timeout=_PATIENCE)
+        landed = _appended(client, msgspec.json.encode(deed) + b"\n")
         if landed.end - extent(client, JOURNAL).begin > _ROOM + _SEGMENT_BYTES:
             client.trim(JOURNAL, landed.end - _ROOM)
     except PenstockError as error:
         return f"what was done to {deed.journal} could not be put on record: {error.message}"
     return None
+
+
+def _appended(client: Client, line: bytes) -> Appended:
+    """In a cluster a journal that was just made has no brokers for a moment."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return client.append(JOURNAL, line, timeout=_PATIENCE)
+        except JournalError as error:
+            if error.status not in _SOON or time.monotonic() > deadline:
+                raise
+        time.sleep(_PAUSE)
 
 
 def deeds(client: Client, journal: str | None = None) -> list[Deed]:
@@ -60,6 +83,15 @@ def deeds(client: Client, journal: str | None = None) -> list[Deed]:
         return []
     found = steadily(lambda: _read(client))
     return [deed for deed in found if journal is None or deed.journal == journal]
+
+
+def told(client: Client, most: int, journal: str | None = None, action: str | None = None) -> Told:
+    """The newest of what is on record, for a page that shows other things as well: if it cannot be read, why not."""
+    try:
+        found = [one for one in deeds(client, journal) if action is None or one.action == action]
+    except PenstockError as error:
+        return Told((), error.message)
+    return Told(tuple(found[-most:][::-1]))
 
 
 def _read(client: Client) -> list[Deed]:
