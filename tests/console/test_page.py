@@ -6,10 +6,11 @@ import asyncio
 import os
 import re
 import socket
+import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -23,6 +24,8 @@ from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.transaction import Transaction
 from penstock.pipeline.clock import now_us
 from penstock.pipeline.progress import NodeProgress, Progress, RunFile, publish
+from penstock.pipeline.records import PipelineStatus
+from penstock.pipeline.watching import Watched
 
 from .conftest import Visit
 from .places import POISON, Place, buried, console, order, stuck
@@ -265,6 +268,35 @@ def test_with_nothing_there_it_shows_how_to_start(tmp_path: Path, visit: Visit) 
         (tmp_path / "late" / "data").rename(tmp_path / "none")
         page.goto(f"{at}/#/")
         expect(page.locator(".node.bad"), "sales")
+
+
+def test_what_is_seen_is_shown_before_everything_is(
+    shop: Place, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The console has just been started, and the second pipeline takes its time."""
+    with shop.client() as client:
+        shop.log(client, [order(0)], "slow")
+    look, go_on = Watched.look, threading.Event()
+
+    def slowly(self: Watched, *arguments: Any) -> PipelineStatus:
+        assert self.pipeline != "slow" or go_on.wait(60)
+        return look(self, *arguments)
+
+    monkeypatch.setattr(Watched, "look", slowly)
+    with console(shop.data) as at:
+        try:
+            page = visit(f"{at}/")
+            expect(page.get_by_role("status"), "Still looking: 1 of 2 pipelines seen.")
+            expect(page.locator(".node.bad"), "sales")
+            page.goto(f"{at}/#/p/slow")
+            expect(page.locator("#main"), "Looking at the pipeline…")
+            accessible(page)
+        finally:
+            go_on.set()
+        expect(page.get_by_role("heading", name="slow"))
+        page.goto(f"{at}/#/")
+        expect(page.locator("#main"), "1 message logged")
+        assert page.get_by_text("Still looking").count() == 0
 
 
 def test_transactions_in_flight_are_shown_with_their_votes(shop: Place, at: str, visit: Visit) -> None:
