@@ -85,7 +85,8 @@ class BrokerProcess:
         elif self.space is not None:
             listen, advertised = f"0.0.0.0:{self.port}", f"{self.space.among_others}:{self.port}"
         command = [
-            *(self.space.enter if self.space is not None else ()), sys.executable, "-m", "penstock", "broker", "serve", "--etcd", ",".join(self._etcd),
+            *(self.space.enter if self.space is not None else ()),
+            sys.executable, "-m", "penstock", "broker", "serve", "--etcd", ",".join(self._etcd),
             "--etcd-lease", str(LEASE), "--zone", self.zone, "--id", self.id, "--listen", listen,
             "--advertise", advertised, "--http", "off", "--data-dir", str(self.directory),
             "--file-root", str(self.store), "--json", "--log-level", "info", *self._options,
