@@ -1,7 +1,7 @@
 """The addresses that a client was given, and which of them it asks now: one, until that is gone, then the next.
 
-What only asks is asked of the next address at once; so is what would change something, if there was no connection, since
-it has certainly not been done. If that is in doubt the caller is told, and the next call goes elsewhere.
+What only asks is asked of the next address at once; so is what would change something, if there was no connection:
+then it was certainly not done. If that is in doubt the caller is told, and the next call goes elsewhere.
 """
 
 from __future__ import annotations
