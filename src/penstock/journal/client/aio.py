@@ -8,7 +8,7 @@ What is tried again by itself, and what is not:
   `BrokerGoneError` with `harmless` False, a `TimedOutError` and a cancellation leave the append in doubt: it may
   have landed, or may yet. (The original's client repeats those as well, so that they may land twice.)
 - **read** and **watch** go on after every interruption (`reader`, `watch`).
-- the rest is asked once.
+- the rest is asked once; if there are several addresses, of the next one when a broker is gone (`homes.py`).
 """
 
 # ruff: noqa: ASYNC109 - time-outs are sent to the broker, which ends the call by them as well

@@ -1,9 +1,9 @@
 """The journal client for threads: append, read, list, apply, over a socket or TCP.
 
 One `Client` may be shared by threads. Calls raise `BrokerGoneError` when the broker cannot be reached and a
-`JournalError` with the broker's status when it refuses. Nothing is retried here: an append whose answer got
-lost may have landed, and only its owner can find out (`penstock.journal.client.fencing`). It has no thread of its
-own, so a process may fork before its first call.
+`JournalError` with the broker's status when it refuses. Nothing is retried here, but for asking the next of several
+addresses (`homes.py`): an append whose answer got lost may have landed, and only its owner can find out
+(`penstock.journal.client.fencing`). It has no thread of its own, so a process may fork before its first call.
 """
 
 from __future__ import annotations
