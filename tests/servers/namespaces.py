@@ -64,8 +64,8 @@ def namespaces(names: str) -> Iterator[Mapping[str, Namespace]]:
     """One for each letter. What runs in them must have ended at the end."""
     if os.geteuid() or shutil.which("ip") is None:
         pytest.skip("namespaces take root and the program ip")
-    tag, second = f"pn{random.randrange(1 << 16):04x}", random.randrange(1, 255)
-    nets = f"10.{second}.1", f"10.{second}.2"
+    tag, number = f"pn{random.randrange(1 << 16):04x}", random.randrange(1, 255)
+    nets = f"198.18.{number}", f"198.19.{number}"  # which no machine is really in: they are for tests
     with ExitStack() as ends:
         for kind, net in zip("cp", nets, strict=True):
             bridge = f"{tag}{kind}"
