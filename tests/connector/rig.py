@@ -10,7 +10,7 @@ from pathlib import Path
 
 from penstock.connector import frames as fr
 from penstock.connector.framing import Splitter
-from penstock.connector.settings import WorkerSettings, split
+from penstock.connector.settings import WorkerSettings, WorkerTls, split
 from penstock.connector.source import Record, Records, Stream
 from penstock.connector.worker import Worker
 from penstock.journal.client import AsyncClient
@@ -26,10 +26,11 @@ class Rig:
     client: AsyncClient
     using: AsyncExitStack
     replication: int = 1
+    tls: WorkerTls | None = None
 
     async def worker(self, name: str = "w", settings: WorkerSettings = SETTINGS, **changes: object) -> Worker:
         changed = replace(settings, **changes)  # type: ignore[arg-type]
-        worker = Worker(changed, self.client, name=name, replication=self.replication)
+        worker = Worker(changed, self.client, name=name, replication=self.replication, tls=self.tls)
         await worker.start("127.0.0.1:0")
         worker.announce()
         self.using.push_async_callback(worker.stop)

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
@@ -28,6 +28,28 @@ if TYPE_CHECKING:
 _OFF = "off"
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+
+
+class _Told(TypedDict):
+    """What the options of `serve` say of the broker itself."""
+
+    listen: str
+    http: str | None
+    advertise: str
+    zone: str
+    suffix: str
+    stores: tuple[str, ...]
+    file_root: Path | None
+    file_only: bool
+    cert_file: Path | None
+    key_file: Path | None
+    client_ca_file: Path | None
+    min_append_rate: int
+    max_append_rate: int
+    max_grpc_recv_size: int
+    max_replication: int
+    auto_suspend: bool
+    allow_origins: tuple[str, ...]
 
 
 @click.group(no_args_is_help=True)
@@ -114,26 +136,10 @@ def serve(
     ctx: click.Context,
     *,
     data_dir: Path,
-    listen: str,
-    http: str | None,
-    advertise: str,
-    zone: str,
-    suffix: str,
-    stores: tuple[str, ...],
-    file_root: Path | None,
-    file_only: bool,
     auth_keys: str | None,
-    cert_file: Path | None,
-    key_file: Path | None,
-    client_ca_file: Path | None,
-    min_append_rate: int,
-    max_append_rate: int,
-    max_grpc_recv_size: int,
-    max_replication: int,
-    auto_suspend: bool,
     cluster: ClusterSettings,
-    allow_origins: tuple[str, ...],
     log_level: str,
+    **told: Unpack[_Told],
 ) -> None:
     """Serve the journals of a data directory until SIGTERM or SIGINT; a second one ends it at once.
 
@@ -149,43 +155,47 @@ def serve(
       penstock broker serve --etcd http://etcd:2379 --zone east --id broker-1 \\
           --listen 0.0.0.0:8080 --data-dir /var/lib/penstock --store s3://bucket/journals/
     """
-    from penstock.journal import auth
     from penstock.journal.datadir import DataDir
-    from penstock.journal.server import Options
-    from penstock.journal.validation_specs import validate_store
 
-    for store in stores:
-        validate_store(store)
-    authorizer = auth.KeyedAuthorizer(auth.keys_from(auth_keys)) if auth_keys else auth.OpenAuthorizer()
-    options = Options(
-        listen=listen,
-        http=http_address(listen, http),
-        zone=zone,
-        suffix=suffix,
-        advertise=advertise or _advertised(listen),
-        stores=stores,
-        file_root=file_root,
-        file_only=file_only,
-        min_append_rate=min_append_rate,
-        max_append_rate=max_append_rate,
-        max_receive=max_grpc_recv_size,
-        max_replication=max_replication,
-        auto_suspend=auto_suspend,
-        authorizer=authorizer,
-        tls=_tls(cert_file, key_file, client_ca_file),
-        allow_origins=allow_origins,
-        cluster=cluster.options(auth.keys_from(auth_keys) if auth_keys else None),
-    )
-    _check_member(zone, suffix)
-    if not auth_keys and not _is_local(listen):
-        click.echo(
-            f"Warning: everybody who reaches {listen} may read and write all journals. --auth-keys protects them.",
-            err=True,
-        )
+    options = _options(auth_keys, cluster, told)
+    if not auth_keys and not _is_local(options.listen or ""):
+        open_to = f"everybody who reaches {options.listen} may read and write all journals"
+        click.echo(f"Warning: {open_to}. --auth-keys protects them.", err=True)
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
     _run(DataDir(data_dir), options, as_json=wants_json(ctx))
+
+
+def _options(auth_keys: str | None, cluster: ClusterSettings, told: _Told) -> Options:
+    """What the broker is to do; refuses what cannot be meant before anything is made."""
+    from penstock.journal import auth
+    from penstock.journal.server import Options
+    from penstock.journal.validation_specs import validate_store
+
+    for store in told["stores"]:
+        validate_store(store)
+    _check_member(told["zone"], told["suffix"])
+    keys = auth.keys_from(auth_keys) if auth_keys else None
+    return Options(
+        listen=told["listen"],
+        http=http_address(told["listen"], told["http"]),
+        zone=told["zone"],
+        suffix=told["suffix"],
+        advertise=told["advertise"] or _advertised(told["listen"]),
+        stores=told["stores"],
+        file_root=told["file_root"],
+        file_only=told["file_only"],
+        min_append_rate=told["min_append_rate"],
+        max_append_rate=told["max_append_rate"],
+        max_receive=told["max_grpc_recv_size"],
+        max_replication=told["max_replication"],
+        auto_suspend=told["auto_suspend"],
+        authorizer=auth.KeyedAuthorizer(keys) if keys is not None else auth.OpenAuthorizer(),
+        tls=_tls(told["cert_file"], told["key_file"], told["client_ca_file"]),
+        allow_origins=told["allow_origins"],
+        cluster=cluster.options(keys),
+    )
 
 
 def _run(directory: DataDir, options: Options, *, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -50,6 +51,13 @@ def require_data(connection: Connection) -> None:
         raise UsageError(
             f"no data directory at {connection.data_dir}", hint="name one, or a broker with --broker"
         )
+
+
+def trusted_by(authority: Path | None) -> ssl.SSLContext:
+    """For connections to workers that speak TLS."""
+    from penstock.journal.tls import ClientTls
+
+    return ClientTls(authority).ssl_context()
 
 
 def cookie_of(file: Path | None) -> bytes:

@@ -12,11 +12,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.base.errors import PenstockError
+from penstock.base.errors import PenstockError, UsageError
 from penstock.base.units import parse_size
 from penstock.cli.common import emit, json_option, show, visible, wants_json
 from penstock.cli.connection import Connection, broker_options
-from penstock.cli.connector_options import client_of, cookie_of, cookie_option, journals_option, require_data
+from penstock.cli.connector_options import (
+    FILE,
+    client_of,
+    cookie_of,
+    cookie_option,
+    journals_option,
+    require_data,
+    trusted_by,
+)
 from penstock.cli.connector_recover import recover
 from penstock.cli.connector_send import send
 from penstock.cli.connector_sinks import sink
@@ -24,7 +32,7 @@ from penstock.cli.connector_sinks import sink
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from penstock.connector.settings import WorkerSettings
+    from penstock.connector.settings import WorkerSettings, WorkerTls
     from penstock.connector.status import WorkerStatus
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -70,6 +78,9 @@ def _size(ctx: click.Context, parameter: click.Parameter, value: str) -> int:
     help="/status, /metrics, moves.",
 )
 @cookie_option
+@click.option("--tls-cert", type=FILE, help="TLS of --listen: the certificate.")
+@click.option("--tls-key", type=FILE, help="TLS of --listen: its key.")
+@click.option("--tls-ca", type=FILE, help="Whom to trust of other workers, instead of this machine's list.")
 @journals_option
 @click.option("--name", default="worker", show_default=True, help="The worker's name, for people.")
 @click.option(
@@ -104,6 +115,9 @@ def worker(
     advertise: str,
     http: str,
     cookie_file: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_ca: Path | None,
     journals: str,
     name: str,
     credit: int,
@@ -144,9 +158,21 @@ def worker(
             settings,
             (listen, advertise, "" if http == "off" else http),
             (journals, name, store, replication),
+            _tls(tls_cert, tls_key, tls_ca),
             as_json=wants_json(ctx),
         )
     )
+
+
+def _tls(certificate: Path | None, key: Path | None, authority: Path | None) -> WorkerTls | None:
+    from penstock.connector.settings import WorkerTls
+    from penstock.journal.tls import ServerTls
+
+    if certificate is None and key is None and authority is None:
+        return None
+    if certificate is None or key is None:
+        raise UsageError("TLS needs a certificate and its key", hint="give both --tls-cert and --tls-key")
+    return WorkerTls(ServerTls(certificate, key).ssl_context(), trusted_by(authority))
 
 
 async def _work(
@@ -154,6 +180,7 @@ async def _work(
     settings: WorkerSettings,
     places: tuple[str, str, str],
     what: tuple[str, str, str, int],
+    tls: WorkerTls | None,
     *,
     as_json: bool,
 ) -> None:
@@ -173,7 +200,7 @@ async def _work(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
     async with client_of(connection) as client:
-        working = Worker(settings, client, journals, name=name, store=store, replication=replication)
+        working = Worker(settings, client, journals, name=name, store=store, replication=replication, tls=tls)
         address = await working.start(listen, advertise)
         server = await web.serve(working, http) if http else None
         working.announce()
@@ -246,13 +273,15 @@ def _show(worker: WorkerStatus) -> None:
             )
         show(sessions)
     if worker.streams:
-        streams = table("instance", "stream", "id>", "state", "session>", "durable>", "acked>", "ended")
+        streams = table(
+            "instance", "stream", "id>", "state", "session>", "seen>", "durable>", "acked>", "ended"
+        )
         for each in worker.streams:
-            numbers = (each.session, each.last_durable, each.last_acked)
-            session, durable, acked = (NOTHING if number is None else str(number) for number in numbers)
+            numbers = (each.session, each.last_seen, each.last_durable, each.last_acked)
+            session, seen, durable, acked = (NOTHING if number is None else str(number) for number in numbers)
             journal = f"{each.instance}+{each.partition}" if each.partition else each.instance
             streams.add_row(
-                *_texts(journal, each.name, str(each.id), each.state, session, durable, acked),
+                *_texts(journal, each.name, str(each.id), each.state, session, seen, durable, acked),
                 "yes" if each.ended else "",
             )
         show(streams)

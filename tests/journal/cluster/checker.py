@@ -30,6 +30,7 @@ from penstock.journal.spoolfile import CONTENT_AT, SpoolFile
 from ..killing import Id, record, records
 from .processes import PATIENCE, Running, until
 
+NO_ROOM = "No space left"
 PACE = 0.004
 """Seconds between the appends of one writer: the machine has other things to do as well."""
 
@@ -118,6 +119,10 @@ class Checker:
                 self.refused["not reached"] += 1
                 self.in_doubt.discard(who)
         except TimedOutError as error:
+            failure = error
+        except PenstockError as error:
+            if NO_ROOM not in str(error):
+                raise
             failure = error
         else:
             self.in_doubt.discard(who)

@@ -8,14 +8,16 @@ ordinary suite has the most telling of them in `test_cluster.py`.
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from tests.servers.etcd import running_cluster
 
-from .checker import Checker, checked
+from .checker import NO_ROOM, Checker, checked
 from .processes import LEASE, BrokerProcess, Running, cluster, until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600), pytest.mark.xdist_group("cluster")]
@@ -159,6 +161,45 @@ def test_soak_brokers_are_cut_from_the_store(four: Running) -> None:
         away.rename(four.store)
         checker.progress()
         until(lambda: len(list((four.store / JOURNAL).iterdir())) > 1)
+
+
+def test_soak_the_disk_of_a_broker_is_full_and_has_room_again(tmp_path: Path) -> None:
+    """As a primary and as a replica: appends fail and say why, and go on by themselves."""
+    with small_disk(tmp_path / "cluster" / "a") as disk, cluster(tmp_path / "cluster", "abc") as three:
+        journals: dict[str, str] = {}
+        for number in range(3):  # each broker is the primary of one
+            three.create(f"a/journal-{number}")
+            journals[three.members(f"a/journal-{number}")[0]] = f"a/journal-{number}"
+        with checked(three, journals["a"]) as led, checked(three, journals["b"]) as followed:
+            filling = fill(disk)
+            until(lambda: all(any(NO_ROOM in one for one in each.failures) for each in (led, followed)))
+            filling.unlink()
+            led.progress()
+            followed.progress()
+
+
+@contextmanager
+def small_disk(place: Path) -> Iterator[Path]:
+    """A file system of some megabytes, where the kernel lets us have one."""
+    place.mkdir(parents=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("no file system of our own may be mounted here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """To the last byte."""
+    filling = disk / "filling"
+    with filling.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return filling
 
 
 def test_soak_etcd_is_restarted(four: Running) -> None:
