@@ -16,8 +16,9 @@ from penstock import Pipeline
 from penstock import adaptors as a
 from penstock import functions as f
 from penstock.adaptors.connector import Connector
+from penstock.adaptors.connector.sink import ConnectorPublisher
 from penstock.adaptors.generate import Generate
-from penstock.base.errors import RefusedError
+from penstock.base.errors import PenstockError, RefusedError
 from penstock.connector.sink import SinkServer, Terms, Transaction, Workers, transactions
 from penstock.connector.sink.files import FileStorage, committed_bytes, file_of
 from penstock.journal.client import Client
@@ -168,7 +169,13 @@ def test_a_key_stays_in_its_lane_and_lanes_that_go_are_announced(rig: Rig) -> No
     assert sum(len(found) for found in lanes().values()) == len(expected(2)[0]) + 20
 
 
-def test_three_sinks_commit_together_and_one_vote_to_abort_holds_for_all(rig: Rig) -> None:
+def _dies(*_: object) -> None:
+    raise PenstockError("killed")
+
+
+def test_three_sinks_commit_together_and_one_vote_to_abort_holds_for_all(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     votes: list[bool] = []
 
     class Moody(PickyStorage):
@@ -179,14 +186,16 @@ def test_three_sinks_commit_together_and_one_vote_to_abort_holds_for_all(rig: Ri
 
     addresses = [rig.sink("one"), rig.sink("two", Moody), rig.sink("three")]
     seen: list[tuple[int, ...]] = []
+    lanes = {"one": lane_of("generated", None, 2), "two": 0, "three": 0}
+    assert lanes["one"] == 1
 
     def look(progress: Progress) -> None:
-        seen.append(tuple(len(rig.documents(n, f"p.{n}.0")) for n in ("one", "two", "three")))
+        seen.append(tuple(len(rig.documents(n, f"p.{n}.{lanes[n]}")) for n in ("one", "two", "three")))
 
-    def pipeline(count: int) -> Pipeline:
+    def pipeline(count: int, connections: int = 2) -> Pipeline:
         made = Pipeline("p", batch_messages=100)
         source = made.source("numbers", numbers(count))
-        source.save("one", to(addresses[0]))
+        source.save("one", to(addresses[0], connections=connections))
         source.transform("even", lambda df: df.where("data:seq::bigint % 2 = 0")).save(
             "two", to(addresses[1])
         )
@@ -199,12 +208,18 @@ def test_three_sinks_commit_together_and_one_vote_to_abort_holds_for_all(rig: Ri
     assert [(sink.sink, sink.delivered, sink.dropped) for sink in summary.sinks] == [
         ("one", 300, 0), ("two", 150, 150), ("three", 0, 300),
     ]  # fmt: skip
-    assert seqs(rig.documents("one", "p.one.0")) == list(range(300))
+    assert seqs(rig.documents("one", "p.one.1")) == list(range(300))
     assert seqs(rig.documents("two", "p.two.0")) == list(range(0, 300, 2))
     assert rig.open_transactions("one") == rig.open_transactions("two") == []
     assert all(abs(one - 2 * two) <= 100 for one, two, _ in seen)
     assert rig.run(pipeline(350)).exit_code == 0
-    assert (len(rig.documents("one", "p.one.0")), len(rig.documents("two", "p.two.0"))) == (350, 175)
+    assert (len(rig.documents("one", "p.one.1")), len(rig.documents("two", "p.two.0"))) == (350, 175)
+    with monkeypatch.context() as patched:
+        patched.setattr(ConnectorPublisher, "leave", _dies)
+        with pytest.raises(PenstockError, match="killed"):
+            rig.run(pipeline(350, 1))
+    for connections in (2, 1, 1, 2):
+        assert rig.run(pipeline(350, connections)).exit_code == 0, "who has left is not called back"
 
 
 @pytest.mark.soak

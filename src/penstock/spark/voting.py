@@ -41,7 +41,7 @@ class VotingRunner(BatchRunner):
 
     def _open(self, log_end: int) -> None:
         super()._open(log_end)
-        self.ballot.settle()
+        self.ballot.open()
         self._dismiss()
 
     @property
@@ -51,16 +51,15 @@ class VotingRunner(BatchRunner):
         return Ballot(self._name, self._publisher, self.offsets)
 
     def _dismiss(self) -> None:
-        """Tell the target of lanes that are no more. On record first: a name that comes back begins at 0."""
-        commit, voting, lanes = self.offsets.state.commit, self.ballot.voting, self.ballot.lanes
-        gone = [worker for worker in lanes if worker not in voting.workers]
-        if not gone and not commit.leaving:
-            return
-        kept = {worker: lane for worker, lane in lanes.items() if worker not in gone}
-        leaving = tuple(dict.fromkeys([*commit.leaving, *gone]))
-        self._committed(msgspec.structs.replace(commit, lanes=kept, leaving=leaving), {})
-        voting.leave([worker for worker in leaving if worker not in voting.workers[:1]])
-        self._committed(msgspec.structs.replace(self.offsets.state.commit, leaving=()), {})
+        """Let go of lanes that are no more. On record first: a name that comes back begins at 0."""
+        lanes, workers = self.ballot.lanes, self.ballot.voting.workers
+        gone = tuple(worker for worker in lanes if worker not in workers)
+        if gone:
+            commit = self.offsets.state.commit
+            kept = {worker: lane for worker, lane in lanes.items() if worker in workers}
+            left = msgspec.structs.replace(commit, lanes=kept, leaving=gone, dismissals=commit.dismissals + 1)
+            self._committed(left, {})
+            self.ballot.tell_who_left()
 
     def _staged(self, work: Work) -> list[Task]:
         """Whatever an earlier job has prepared is aborted first."""
