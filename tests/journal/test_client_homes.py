@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
+import grpc
 import pytest
 from tests.servers.ports import free_port
 
@@ -13,7 +14,7 @@ from penstock.journal.client import Appender, AsyncClient, BrokerGoneError, Clie
 from penstock.journal.client.connection import addresses_of
 from penstock.journal.protocol import ListResponse
 
-from .client_servers import JOURNAL, MemoryBroker, lost_after_landing, run
+from .client_servers import JOURNAL, AbortError, MemoryBroker, lost_after_landing, run
 
 
 @pytest.mark.parametrize(
@@ -86,6 +87,24 @@ def test_what_may_have_landed_is_not_sent_to_another_but_the_next_is() -> None:
                 assert not gone.value.harmless
                 await asyncio.to_thread(client.append, JOURNAL, b"next")
             assert (bytes(first.content), bytes(second.content)) == (b"in doubt", b"next")
+
+    run(test())
+
+
+def test_what_only_asks_is_asked_again_of_another() -> None:
+    async def test() -> None:
+        async with MemoryBroker() as first, MemoryBroker() as second:
+            for _ in range(2):
+                first.lists.append([AbortError(grpc.StatusCode.UNAVAILABLE)])
+                second.lists.append([ListResponse(header=second.header)])
+            first.reads.append([AbortError(grpc.StatusCode.UNAVAILABLE)])
+            second.content += b"there"
+            with Client(f"{first.address},{second.address}") as client:
+                assert await asyncio.to_thread(client.list) == []
+            with Client(f"{first.address},{second.address}") as client:
+                assert await asyncio.to_thread(client.read_bytes, JOURNAL, 0, 5) == b"there"
+            async with AsyncClient(f"{first.address},{second.address}") as there:
+                assert await there.list() == []
 
     run(test())
 

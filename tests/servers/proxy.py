@@ -32,7 +32,7 @@ _Chunks = asyncio.Queue[tuple[float, bytes]]
 class Proxy:
     """Listens at `port`, leads to `target`. To be used from any thread."""
 
-    def __init__(self, target: int, *, delay: float = 0.0) -> None:
+    def __init__(self, target: int, *, delay: float = 0.0, host: str = "127.0.0.1") -> None:
         self._target = target
         self.delay = delay
         self._loop = asyncio.new_event_loop()
@@ -41,9 +41,9 @@ class Proxy:
         self._is_cut = False
         self._writers: set[asyncio.StreamWriter] = set()
         self._links: set[asyncio.Task[None]] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server((host, 0))
         self.port = int(self._listener.getsockname()[1])
-        self.uri = f"http://127.0.0.1:{self.port}"
+        self.uri = f"http://{host}:{self.port}"
         self.accepted = 0
         """Connections so far."""
         self._stopping = asyncio.Event()
@@ -168,9 +168,9 @@ def _abort(writer: asyncio.StreamWriter) -> None:
 
 
 @contextmanager
-def proxied(target: int, *, delay: float = 0.0) -> Iterator[Proxy]:
-    """A proxy for a port of this machine."""
-    proxy = Proxy(target, delay=delay)
+def proxied(target: int, *, delay: float = 0.0, host: str = "127.0.0.1") -> Iterator[Proxy]:
+    """A proxy for a port of this machine, itself at another address of it if there is one."""
+    proxy = Proxy(target, delay=delay, host=host)
     try:
         yield proxy
     finally:

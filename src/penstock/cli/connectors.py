@@ -273,13 +273,15 @@ def _show(worker: WorkerStatus) -> None:
             )
         show(sessions)
     if worker.streams:
-        streams = table("instance", "stream", "id>", "state", "session>", "durable>", "acked>", "ended")
+        streams = table(
+            "instance", "stream", "id>", "state", "session>", "seen>", "durable>", "acked>", "ended"
+        )
         for each in worker.streams:
-            numbers = (each.session, each.last_durable, each.last_acked)
-            session, durable, acked = (NOTHING if number is None else str(number) for number in numbers)
+            numbers = (each.session, each.last_seen, each.last_durable, each.last_acked)
+            session, seen, durable, acked = (NOTHING if number is None else str(number) for number in numbers)
             journal = f"{each.instance}+{each.partition}" if each.partition else each.instance
             streams.add_row(
-                *_texts(journal, each.name, str(each.id), each.state, session, durable, acked),
+                *_texts(journal, each.name, str(each.id), each.state, session, seen, durable, acked),
                 "yes" if each.ended else "",
             )
         show(streams)

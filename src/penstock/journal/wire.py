@@ -45,6 +45,10 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 
+class BrokenOffError(PenstockError):
+    """What a call waited for has been ended, and not the call."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     """One call from its authorization to its end, counted."""
@@ -64,6 +68,15 @@ class _Call:
     def broken_off(self) -> None:
         """The client has gone."""
         self.metrics.completed[self.operation, "<error>"] += 1
+
+    async def require_cancelled(self, context: Context) -> None:
+        """Something was cancelled: if it was not the call, but what that waited for, its client is told.
+
+        Of a handler that ends by a cancellation gRPC says nothing to the client, which would wait for ever.
+        """
+        task = asyncio.current_task()
+        if task is not None and not task.cancelling():
+            await self.failed(BrokenOffError("the broker has broken off what the call waited for"), context)
 
     async def failed(self, error: BaseException, context: Context) -> NoReturn:
         self.metrics.completed[self.operation, "<error>"] += 1
@@ -103,6 +116,7 @@ class Registration:
             except (PenstockError, OSError, TimeoutError) as error:
                 await call.failed(error, context)
             except asyncio.CancelledError:
+                await call.require_cancelled(context)
                 call.broken_off()
                 raise
             call.completed(response)
@@ -146,7 +160,11 @@ class Registration:
             except (PenstockError, OSError) as error:
                 if not (ends_cleanly and limit.expired()):
                     await call.failed(error, context)
-            except (asyncio.CancelledError, GeneratorExit):
+            except asyncio.CancelledError:
+                await call.require_cancelled(context)
+                call.broken_off()
+                raise
+            except GeneratorExit:
                 call.broken_off()
                 raise
             call.completed(last)
@@ -266,7 +284,7 @@ def _leaves_doubt(error: BaseException) -> bool:
     """Whether what was asked for may have been done, and may be asked for again."""
     if isinstance(error, PassedOnError):
         return error.code is grpc.StatusCode.UNAVAILABLE
-    return isinstance(error, (ReplicationError, NotInChargeError, StoppedServingError))
+    return isinstance(error, (BrokenOffError, ReplicationError, NotInChargeError, StoppedServingError))
 
 
 async def _refuse(error: BaseException, context: Context) -> None:

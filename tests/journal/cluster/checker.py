@@ -208,7 +208,7 @@ class Checker:
         for broker in (self.cluster[name] for name in members):
             folder = broker.directory / "spools" / self.journal / "#"
             for path in sorted(folder.glob("*.spool")):
-                _require_part(content, *_spooled(path, self.journal))
+                _require_part(content, *spooled(path, self.journal))
         for path in sorted((self.cluster.store / self.journal).rglob("*-*-*")):
             if path.name.startswith("."):
                 continue
@@ -218,7 +218,7 @@ class Checker:
             assert content[fragment.begin : fragment.end] == found, f"{path}: not what the journal has"
 
 
-def _spooled(path: Path, journal: str) -> tuple[Path, int, bytes]:
+def spooled(path: Path, journal: str) -> tuple[Path, int, bytes]:
     """What a spool file holds that is committed; from a copy, since reading it mends it."""
     copy = path.with_name(f"{path.name}.copy")
     try:

@@ -5,7 +5,9 @@
         running.create("a/journal", replication=3)
 
 Each broker has a data directory and a port of its own, which it keeps. With `links`, others reach it through a proxy,
-and it reaches etcd through another one: `running["a"].link`, `running["a"].to_etcd`.
+and it reaches etcd through another one: `running["a"].link`, `running["a"].to_etcd`. With `spaces` each is in a network
+namespace, which can be cut off from the others, while clients and etcd are reached. Its way to the store is its own as
+well: `running["a"].store`.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.servers.cache import end_with_parent
 from tests.servers.etcd import EtcdServer, running
+from tests.servers.namespaces import Namespace
 from tests.servers.ports import free_port
 from tests.servers.proxy import Proxy, proxied
 
@@ -50,6 +53,7 @@ class BrokerProcess:
         to_etcd: Proxy | None = None,
         options: Sequence[str] = (),
         tls: ClientTls | None = None,
+        space: Namespace | None = None,
     ) -> None:
         self.name = name
         self.zone = zone
@@ -57,13 +61,16 @@ class BrokerProcess:
         self.directory = place / name
         self.log = place / f"{name}.log"
         self.port = free_port()
-        self.address = f"127.0.0.1:{self.port}"
+        self.space = space
+        self.address = f"{space.address if space is not None else '127.0.0.1'}:{self.port}"
         self.link = link
         self.to_etcd = to_etcd
         self.tls = tls
         """Whom its clients trust, and what they show."""
         self.environment: dict[str, str] = {}
-        self._store = store
+        self.store = place / f"{name}.store"
+        """Where it finds what all of them share."""
+        self.store.symlink_to(store)
         self._etcd = [to_etcd.uri] if to_etcd is not None else list(etcd)
         self._options = list(options)
         self.process: subprocess.Popen[str] | None = None
@@ -72,12 +79,17 @@ class BrokerProcess:
 
     def begin(self) -> None:
         """Start, and do not wait."""
-        advertised = f"127.0.0.1:{self.link.port}" if self.link is not None else self.address
+        listen, advertised = self.address, self.address
+        if self.link is not None:
+            advertised = f"127.0.0.1:{self.link.port}"
+        elif self.space is not None:
+            listen, advertised = f"0.0.0.0:{self.port}", f"{self.space.among_others}:{self.port}"
         command = [
+            *(self.space.enter if self.space is not None else ()),
             sys.executable, "-m", "penstock", "broker", "serve", "--etcd", ",".join(self._etcd),
-            "--etcd-lease", str(LEASE), "--zone", self.zone, "--id", self.id, "--listen", self.address,
+            "--etcd-lease", str(LEASE), "--zone", self.zone, "--id", self.id, "--listen", listen,
             "--advertise", advertised, "--http", "off", "--data-dir", str(self.directory),
-            "--file-root", str(self._store), "--json", "--log-level", "info", *self._options,
+            "--file-root", str(self.store), "--json", "--log-level", "info", *self._options,
         ]  # fmt: skip
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -95,7 +107,7 @@ class BrokerProcess:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"{self.name} did not start: {self.log.read_text()[-3000:]}"
-        assert json.loads(line)["grpc"] == self.address
+        assert json.loads(line)["grpc"].endswith(f":{self.port}")
 
     def start(self) -> None:
         self.begin()
@@ -225,6 +237,7 @@ def cluster(
     delay: float = 0.0,
     options: Sequence[str] = (),
     tls: ClientTls | None = None,
+    spaces: Mapping[str, Namespace] | None = None,
 ) -> Iterator[Running]:
     """Brokers of these names, in the zones by turns. Killed at the end."""
     place.mkdir(parents=True, exist_ok=True)
@@ -236,9 +249,14 @@ def cluster(
         found = Running(place, etcds, store)
         ends.callback(found.close)
         for at, name in enumerate(names):
+            space = spaces[name] if spaces is not None else None
             link = ends.enter_context(proxied(1, delay=delay)) if links else None
-            to_etcd = ends.enter_context(proxied(etcds[0].port)) if links else None
-            found.add(name, zones[at % len(zones)], link=link, to_etcd=to_etcd, options=options, tls=tls)
+            to_etcd = None
+            if links or space is not None:
+                host = space.gate if space is not None else "127.0.0.1"
+                to_etcd = ends.enter_context(proxied(etcds[0].port, host=host))
+            extras = {"link": link, "to_etcd": to_etcd, "options": options, "tls": tls, "space": space}
+            found.add(name, zones[at % len(zones)], **extras)
         found.start(names)
         yield found
 

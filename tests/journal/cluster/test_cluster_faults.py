@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from tests.servers.etcd import running_cluster
+from tests.servers.namespaces import namespaces
 
 from .checker import NO_ROOM, Checker, checked
 from .processes import LEASE, BrokerProcess, Running, cluster, until
@@ -145,6 +146,35 @@ def test_soak_brokers_are_cut_from_each_other(linked: Running) -> None:
             getattr(link, how)()
             time.sleep(1.0)
             link.heal()
+            checker.progress()
+
+
+def test_soak_a_broker_is_cut_off_from_all_others_both_ways(tmp_path: Path) -> None:
+    """Nothing gets in or out, and no connection is reset. It has its lease, as have the others: appends wait."""
+    with namespaces("abcd") as spaces, cluster(tmp_path / "cluster", spaces=spaces) as four:
+        four.create(JOURNAL)
+        with checked(four, JOURNAL) as checker:
+            for role in (0, 1):
+                for seconds in (1.0, 12.0):  # a moment; and until pings have found it out
+                    name = four.members(JOURNAL)[role]
+                    spaces[name].cut()
+                    time.sleep(seconds)
+                    spaces[name].heal()
+                    checker.progress()
+            assert all(broker.alive for broker in four.brokers.values())
+
+
+def test_soak_one_broker_is_cut_from_the_store(four: Running) -> None:
+    with checked(four, JOURNAL) as checker:
+        for role in (0, 1):
+            broker = four[four.members(JOURNAL)[role]]
+            broker.store.unlink()
+            broker.store.write_bytes(b"no directory")
+            with four.any_alive().client() as client:
+                client.roll(JOURNAL)
+            checker.progress()
+            broker.store.unlink()
+            broker.store.symlink_to(four.store)
             checker.progress()
 
 

@@ -23,6 +23,7 @@ from penstock.journal.client import AsyncClient, Client
 from penstock.journal.tls import ClientTls
 
 from ..authority import Authority, Pair
+from .checker import spooled
 from .processes import Running, cluster, until
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(300)]
@@ -41,8 +42,7 @@ def test_what_only_a_killed_primary_had_is_set_aside_and_reported_when_it_return
             _link(four, name).stall()
         losing = threading.Thread(target=_append, args=(four, primary, b"only I have this"), daemon=True)
         losing.start()
-        until(lambda: any(b"only I have this" in path.read_bytes() for path in _spools(four, primary)))
-        time.sleep(0.2)  # for the record that commits it
+        until(lambda: any(b"only I have this" in committed for committed in _committed(four, primary)))
         four[primary].kill()
         losing.join(60)
         for name in replicas:
@@ -71,8 +71,10 @@ def _link(four: Running, name: str) -> Proxy:
     return link
 
 
-def _spools(four: Running, name: str) -> list[Path]:
-    return sorted((four[name].directory / "spools" / JOURNAL / "#").glob("*.spool"))
+def _committed(four: Running, name: str) -> list[bytes]:
+    """What is in the spools of a broker, and would still be there after a crash."""
+    spools = (four[name].directory / "spools" / JOURNAL / "#").glob("*.spool")
+    return [spooled(path, JOURNAL)[2] for path in spools]
 
 
 def _append(four: Running, name: str, content: bytes) -> None:

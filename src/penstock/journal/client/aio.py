@@ -8,7 +8,7 @@ What is tried again by itself, and what is not:
   `BrokerGoneError` with `harmless` False, a `TimedOutError` and a cancellation leave the append in doubt: it may
   have landed, or may yet. (The original's client repeats those as well, so that they may land twice.)
 - **read** and **watch** go on after every interruption (`reader`, `watch`).
-- the rest is asked once.
+- the rest is asked once; if there are several addresses, of the next one when a broker is gone (`homes.py`).
 """
 
 # ruff: noqa: ASYNC109 - time-outs are sent to the broker, which ends the call by them as well
@@ -334,7 +334,7 @@ class AsyncClient:
     async def _apply(self, request: ApplyRequest) -> ApplyResponse:
         metadata = connection.bearer(self.tokens.for_apply())
         return await self._home(
-            lambda line: line.calls.apply(request, timeout=DEFAULT_TIMEOUT, metadata=metadata)
+            lambda line: line.calls.apply(request, timeout=DEFAULT_TIMEOUT, metadata=metadata), changes=True
         )
 
     async def create(self, spec: JournalSpec) -> bool:
@@ -357,7 +357,7 @@ class AsyncClient:
         request = TrimRequest(journal=journal, offset=offset)
         metadata = connection.bearer(self.tokens.for_maintenance(journal))
         response = await self._home(
-            lambda line: line.calls.trim(request, timeout=DEFAULT_TIMEOUT, metadata=metadata)
+            lambda line: line.calls.trim(request, timeout=DEFAULT_TIMEOUT, metadata=metadata), changes=True
         )
         answers.require_ok(journal, response.status)
         return response
@@ -367,7 +367,7 @@ class AsyncClient:
         request = RollRequest(journal=journal)
         metadata = connection.bearer(self.tokens.for_maintenance(journal))
         response = await self._home(
-            lambda line: line.calls.roll(request, timeout=DEFAULT_TIMEOUT, metadata=metadata)
+            lambda line: line.calls.roll(request, timeout=DEFAULT_TIMEOUT, metadata=metadata), changes=True
         )
         answers.require_ok(journal, response.status)
         return response
@@ -421,12 +421,13 @@ class AsyncClient:
 
     async def _asked(self, journal: str, ask: Callable[[Line], Awaitable[A]]) -> A:
         """The answer of a broker that has the journal."""
-        line = self.member_line(journal)
-        with line.busy():
-            try:
-                return await ask(line)
-            except grpc.aio.AioRpcError as error:
-                raise self.gone(error, line, journal) from None
+        return await self.lines.asked(
+            ask, lambda: self.member_line(journal), lambda error, line: self.gone(error, line, journal)
+        )
+
+    async def _home(self, ask: Callable[[Line], Awaitable[A]], *, changes: bool = False) -> A:
+        """The answer of one of our own addresses."""
+        return await self.lines.asked(ask, lambda: self.lines.home, self.gone, changes=changes)
 
     async def _fragments(self, request: FragmentsRequest) -> FragmentsResponse:
         metadata = connection.bearer(self.tokens.for_read(request.journal))
@@ -436,15 +437,3 @@ class AsyncClient:
         )
         self.observe(request.journal, response.header)
         return response
-
-    async def _home(self, ask: Callable[[Line], Awaitable[A]]) -> A:
-        """The answer of the first of our own addresses that can be reached."""
-        for others in reversed(range(self.lines.homes)):
-            line = self.lines.home
-            try:
-                return await ask(line)
-            except grpc.aio.AioRpcError as error:
-                failure = self.gone(error, line)
-                if not others or not isinstance(failure, BrokerGoneError) or not failure.harmless:
-                    raise failure from None
-        raise AssertionError("there is an address, and it was asked")

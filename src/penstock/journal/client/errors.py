@@ -165,6 +165,11 @@ def translated(error: grpc.RpcError, address: str) -> PenstockError:
     return PenstockError(f"the broker refused: {details or code.name}")
 
 
+def may_ask_another(failure: PenstockError, *, changes: bool) -> bool:
+    """Whether a call that failed can be made at another broker: this one is gone, and nothing is done twice."""
+    return isinstance(failure, BrokerGoneError) and (failure.harmless or not changes)
+
+
 _CONNECTION_HINTS = {
     "http1.x server": "this is a port for HTTP; gRPC's is usually the one before it",
     "WRONG_VERSION_NUMBER": "it speaks without TLS: try http://",

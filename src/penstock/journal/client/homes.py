@@ -1,7 +1,7 @@
 """The addresses that a client was given, and which of them it asks now: one, until that is gone, then the next.
 
-A call for which there was no connection has certainly done nothing, and is asked of the next address at once. Of any
-other the caller is told what became of it, and the next call goes elsewhere.
+What only asks is asked of the next address at once; so is what would change something, if there was no connection:
+then it was certainly not done. If that is in doubt the caller is told, and the next call goes elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import grpc
 from penstock.base.errors import PenstockError
 from penstock.journal.client import connection
 from penstock.journal.client.connection import Tls
-from penstock.journal.client.errors import BrokerGoneError, translated
+from penstock.journal.client.errors import BrokerGoneError, may_ask_another, translated
 from penstock.journal.client.stubs import Stubs
 
 T = TypeVar("T")
@@ -43,15 +43,15 @@ class Homes:
     def current(self) -> Home:
         return self._homes[self._at]
 
-    def asked(self, ask: Callable[[Stubs], T]) -> T:
-        """What the first broker answers that can be reached; its errors as ours."""
+    def asked(self, ask: Callable[[Stubs], T], *, changes: bool = False) -> T:
+        """What the first broker answers that can be reached; its errors as ours. `changes`: asking twice matters."""
         for others in reversed(range(len(self._homes))):
             home = self.current
             try:
                 return ask(home.calls)
             except grpc.RpcError as error:
                 failure = self.failed(home, error)
-                if not others or not isinstance(failure, BrokerGoneError) or not failure.harmless:
+                if not others or not may_ask_another(failure, changes=changes):
                     raise failure from None
         raise AssertionError("there is an address, and it was asked")
 

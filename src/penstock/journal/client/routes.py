@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 import grpc
 import grpc.aio
@@ -20,8 +21,11 @@ import grpc.aio
 from penstock.base.errors import PenstockError
 from penstock.journal.client import connection
 from penstock.journal.client.connection import Tls
+from penstock.journal.client.errors import may_ask_another
 from penstock.journal.client.stubs import AsyncStubs
 from penstock.journal.protocol import Header, Route
+
+A = TypeVar("A")
 
 MAX_ROUTES = 4096
 SWEEP = 30.0
@@ -121,9 +125,28 @@ class Lines:
         """The one of the client's own addresses that is asked now."""
         return self._homes[self._at]
 
-    @property
-    def homes(self) -> int:
-        return len(self._homes)
+    async def asked(
+        self,
+        ask: Callable[[Line], Awaitable[A]],
+        line_now: Callable[[], Line],
+        failed: Callable[[grpc.aio.AioRpcError, Line], PenstockError],
+        *,
+        changes: bool = False,
+    ) -> A:
+        """Ask as many as we have addresses of our own, as far as nothing is done twice (`homes.py`).
+
+        `failed` makes gRPC's error ours, and has another line be the one of now if a broker is gone.
+        """
+        for others in reversed(range(len(self._homes))):
+            line = line_now()
+            with line.busy():
+                try:
+                    return await ask(line)
+                except grpc.aio.AioRpcError as error:
+                    failure = failed(error, line)
+                    if not others or not may_ask_another(failure, changes=changes):
+                        raise failure from None
+        raise AssertionError("there is an address, and it was asked")
 
     def left(self, line: Line) -> None:
         """A broker is gone: if we asked it as one of our own, ask the next."""

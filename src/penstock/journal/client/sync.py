@@ -1,9 +1,9 @@
 """The journal client for threads: append, read, list, apply, over a socket or TCP.
 
 One `Client` may be shared by threads. Calls raise `BrokerGoneError` when the broker cannot be reached and a
-`JournalError` with the broker's status when it refuses. Nothing is retried here: an append whose answer got
-lost may have landed, and only its owner can find out (`penstock.journal.client.fencing`). It has no thread of its
-own, so a process may fork before its first call.
+`JournalError` with the broker's status when it refuses. Nothing is retried here, but for asking the next of several
+addresses (`homes.py`): an append whose answer got lost may have landed, and only its owner can find out
+(`penstock.journal.client.fencing`). It has no thread of its own, so a process may fork before its first call.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Client:
         """
         first = requests.append(journal, check, union, subtract, offset, suspend)
         pieces = requests.pieces_of(content)
-        response = self._homes.asked(lambda calls: self._append(calls, first, pieces, timeout))
+        response = self._homes.asked(lambda calls: self._append(calls, first, pieces, timeout), changes=True)
         return answers.appended(journal, response, sum(map(len, pieces)))
 
     def _append(
@@ -242,7 +242,9 @@ class Client:
 
     def _apply(self, request: ApplyRequest) -> ApplyResponse:
         authorized = _authorized(self.tokens.for_apply())
-        return self._homes.asked(lambda calls: calls.apply(request, timeout=DEFAULT_TIMEOUT, **authorized))
+        return self._homes.asked(
+            lambda calls: calls.apply(request, timeout=DEFAULT_TIMEOUT, **authorized), changes=True
+        )
 
     def create(self, spec: JournalSpec) -> bool:
         """Make a journal; False if one of this name is there already."""
@@ -298,7 +300,9 @@ class Client:
         """Delete the fragments that end at or below `offset`. Reads below jump forward."""
         request = TrimRequest(journal=journal, offset=offset)
         authorized = _authorized(self.tokens.for_maintenance(journal))
-        response = self._homes.asked(lambda calls: calls.trim(request, timeout=DEFAULT_TIMEOUT, **authorized))
+        response = self._homes.asked(
+            lambda calls: calls.trim(request, timeout=DEFAULT_TIMEOUT, **authorized), changes=True
+        )
         answers.require_ok(journal, response.status)
         return response
 
@@ -306,7 +310,9 @@ class Client:
         """Close the fragment under construction, so that it goes to the store now."""
         request = RollRequest(journal=journal)
         authorized = _authorized(self.tokens.for_maintenance(journal))
-        response = self._homes.asked(lambda calls: calls.roll(request, timeout=DEFAULT_TIMEOUT, **authorized))
+        response = self._homes.asked(
+            lambda calls: calls.roll(request, timeout=DEFAULT_TIMEOUT, **authorized), changes=True
+        )
         answers.require_ok(journal, response.status)
         return response
 

@@ -1,0 +1,87 @@
+"""Machines of their own, as far as the network goes: namespaces that two networks join, one of which can be cut.
+
+    with namespaces("ab") as spaces:
+        Popen([*spaces["a"].enter, "server"])       it listens on 0.0.0.0
+        connect(spaces["a"].address)                the test, and whoever the test lets in, is always heard
+        connect(spaces["a"].among_others)           the machines reach each other here ...
+        spaces["a"].cut(); spaces["a"].heal()       ... unless one is cut off: nothing gets in or out, in silence
+
+This takes root, and the program `ip`; where they are not to be had, the test is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+_GATE = 1
+"""The last number of the test's own address in each network."""
+
+
+class Namespace:
+    """One machine. Its two interfaces end at bridges that the test is part of."""
+
+    def __init__(self, tag: str, name: str, number: int, nets: tuple[str, str]) -> None:
+        self._name = f"{tag}{name}"
+        self._cable = f"{tag}p{name}"
+        """Our end of the connection to the others."""
+        self.enter = ["ip", "netns", "exec", self._name]
+        self.address, self.among_others = (f"{net}.{number}" for net in nets)
+        self.gate = f"{nets[0]}.{_GATE}"
+        """Where the test can be reached."""
+        self._bridges = f"{tag}c", f"{tag}p"
+
+    def make(self) -> None:
+        _ip("netns", "add", self._name)
+        _ip("-n", self._name, "link", "set", "lo", "up")
+        for at, (bridge, address) in enumerate(
+            zip(self._bridges, (self.address, self.among_others), strict=True)
+        ):
+            cable, inside = f"{bridge}{self._name[-1]}", f"eth{at}"
+            _ip("link", "add", cable, "type", "veth", "peer", "name", inside, "netns", self._name)
+            _ip("link", "set", cable, "master", bridge, "up")
+            _ip("-n", self._name, "address", "add", f"{address}/24", "dev", inside)
+            _ip("-n", self._name, "link", "set", inside, "up")
+
+    def cut(self) -> None:
+        _ip("link", "set", self._cable, "down")
+
+    def heal(self) -> None:
+        _ip("link", "set", self._cable, "up")
+
+    def remove(self) -> None:
+        _ip("netns", "delete", self._name)
+
+
+@contextmanager
+def namespaces(names: str) -> Iterator[Mapping[str, Namespace]]:
+    """One for each letter. What runs in them must have ended at the end."""
+    if os.geteuid() or shutil.which("ip") is None:
+        pytest.skip("namespaces take root and the program ip")
+    tag, number = f"pn{random.randrange(1 << 16):04x}", random.randrange(1, 255)
+    nets = f"198.18.{number}", f"198.19.{number}"  # which no machine is really in: they are for tests
+    with ExitStack() as ends:
+        for kind, net in zip("cp", nets, strict=True):
+            bridge = f"{tag}{kind}"
+            try:
+                _ip("link", "add", bridge, "type", "bridge")
+            except subprocess.CalledProcessError as error:
+                pytest.skip(f"no network may be made here: {error.stderr.strip()}")
+            ends.callback(_ip, "link", "delete", bridge)
+            _ip("address", "add", f"{net}.{_GATE}/24", "dev", bridge)
+            _ip("link", "set", bridge, "up")
+        spaces = {name: Namespace(tag, name, 10 + at, nets) for at, name in enumerate(names)}
+        for space in spaces.values():
+            space.make()
+            ends.callback(space.remove)
+        yield spaces
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=30)
