@@ -213,6 +213,7 @@ def test_a_connector_with_a_stream_is_moved_to_another_worker(tmp_path: Path, vi
         expect(page.get_by_role("region", name="Sessions of here"), "web")
         expect(page.get_by_role("region", name="Streams of here"), "lines.txt")
         accessible(page)
+        kept(page, "connectors")
         streams = page.get_by_role("region", name="Streams of here")
         streams.get_by_role("button", name="Move instance web").click()
         page.get_by_role("dialog").get_by_role("button", name="Next").click()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from penstock.base.errors import UsageError
 from penstock.connector.status import SessionStatus, StreamStatus, WorkerStatus
 from penstock.console.actions import Wish
-from penstock.console.connectors import plan_move
+from penstock.console.connectors import plan_move, told
 
 HERE, THERE = "127.0.0.1:7110", "127.0.0.1:7111"
 
@@ -21,6 +22,14 @@ def workers() -> list[WorkerStatus]:
         WorkerStatus("there", THERE, "127.0.0.1:2"),
         WorkerStatus("gone", "127.0.0.1:7112", "127.0.0.1:3", answers=False),
     ]
+
+
+def test_a_page_gets_every_digit_of_a_stream() -> None:
+    streams = [StreamStatus("web", 2**63 + 1, "s", "active", 1)]
+    (shown,) = msgspec.json.decode(msgspec.json.encode(told(WorkerStatus("w", HERE, "", streams=streams))))[
+        "streams"
+    ]
+    assert (shown["id"], shown["name"]) == ("9223372036854775809", "s")
 
 
 def test_it_says_what_goes_from_where_to_where() -> None:

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("chromium")
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
-PICTURES = {"overview", "overview-dark", "sink", "log", "trace", "dead", "phone", "journals", "spark"}
+PICTURES = {
+    "overview", "overview-dark", "sink", "log", "trace", "dead", "phone", "journals", "connectors", "spark",
+}  # fmt: skip
 
 
 @pytest.fixture

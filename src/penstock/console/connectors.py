@@ -106,17 +106,18 @@ def _require_move(wish: Wish) -> None:
 
 def _read(client: Client) -> Json:
     return {
-        "workers": [_told(one) for one in asyncio.run(_asked(client))],
+        "workers": [told(one) for one in asyncio.run(_asked(client))],
         "history": msgspec.to_builtins(audit.told(client, _MOST_DEEDS, action=moving.ACTION)),
     }
 
 
-def _told(one: WorkerStatus) -> Json:
+def told(one: WorkerStatus) -> Json:
+    """A worker for the page. Ids of streams have 64 bits, of which a number of JavaScript has room for 53."""
     shown: Json = msgspec.to_builtins(one)
     return {
         **shown,
         "sessions": msgspec.to_builtins(one.sessions[:_MOST]),
-        "streams": msgspec.to_builtins(one.streams[:_MOST]),
+        "streams": [{**msgspec.to_builtins(each), "id": str(each.id)} for each in one.streams[:_MOST]],
         "stream_count": len(one.streams),
         "recent": [mask(text) for text in one.recent[-20:]],
     }
