@@ -69,10 +69,19 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def into_sink(frame: DataFrame, address: str, directory: Path) -> float:
-    """The best of three batches, the first of which is for warming up."""
-    with closing(ConnectorBatches(address, name="bench", decisions=directory / "decisions")) as batches:
-        return min(timed(partial(batches, frame, number)) for number in range(3))
+def into_sink(frame: DataFrame, address: str, directory: Path, connections: int) -> tuple[float, float]:
+    """The first batch, in which Spark and its workers warm up, and the best of the three behind it."""
+    with closing(
+        ConnectorBatches(
+            address,
+            name=f"bench{connections}",
+            decisions=directory / "decisions",
+            connections=connections,
+            key="customer",
+        )
+    ) as batches:
+        first, *others = (timed(partial(batches, frame, number)) for number in range(4))
+    return first, min(others)
 
 
 def phases(address: str, lines: bytes) -> tuple[float, float]:
@@ -101,29 +110,41 @@ def copied(uri: str, lines: list[bytes]) -> float:
     return min(timed(copy) for _ in range(2))
 
 
-def shown(what: str, count: int, seconds: float, against: float | None = None) -> None:
+def shown(
+    what: str, count: int, seconds: float, first: float | None = None, against: float | None = None
+) -> None:
     ratio = "" if against is None else f"   {against / seconds:5.2f} of it"
-    print(f"{what:<46}{count / seconds:>12,.0f} rows/s{ratio}")
+    warming = "" if first is None else f"   first batch {first:.1f} s"
+    print(f"{what:<50}{count / seconds:>12,.0f} rows/s{ratio}{warming}", flush=True)
 
 
 def measure(spark: SparkSession, count: int, uri: str | None, place: Path) -> None:
     frame = rows(spark, count)
     lines = [row[0].encode() for row in frame.selectExpr("to_json(struct(*))").collect()]
     content = b"".join(line + b"\n" for line in lines)
-    own = min(timed(lambda: frame.write.mode("overwrite").json(str(place / "spark"))) for _ in range(3))
-    shown("Spark's own file sink (json, 2 tasks)", count, own)
+    first, *others = (
+        timed(lambda: frame.write.mode("overwrite").json(str(place / "spark"))) for _ in range(4)
+    )
+    shown("Spark's own file sink (json, 2 tasks)", count, min(others), first)
     with served("file", "--out", str(place / "out" / "x")) as address:
-        shown("file sink, two-phase commit, 1 connection", count, into_sink(frame, address, place / "f"), own)
-        first, second = phases(address, content)
-        print(f"  {len(content):,} bytes: PHASE1 {first * 1000:.1f} ms, PHASE2 {second * 1000:.1f} ms")
+        compare("file sink", frame, count, address, place / "f", min(others), content)
     if uri is None:
         return
     plain = copied(uri, lines)
     shown("COPY through psycopg", count, plain)
     with served("postgres", "--uri", uri, "--txns", str(place / "pg.txns")) as address:
-        shown("PostgreSQL sink, two-phase commit", count, into_sink(frame, address, place / "p"), plain)
-        first, second = phases(address, content)
-        print(f"  {len(content):,} bytes: PHASE1 {first * 1000:.1f} ms, PHASE2 {second * 1000:.1f} ms")
+        compare("PostgreSQL sink", frame, count, address, place / "p", plain, content)
+
+
+def compare(
+    what: str, frame: DataFrame, count: int, address: str, place: Path, against: float, content: bytes
+) -> None:
+    """A sink over one connection and over two, and its phases."""
+    for connections in (1, 2):
+        first, best = into_sink(frame, address, place / str(connections), connections)
+        shown(f"{what}, two-phase commit, {connections} connection(s)", count, best, first, against)
+    prepared, committed = phases(address, content)
+    print(f"  {len(content):,} bytes: PHASE1 {prepared * 1000:.1f} ms, PHASE2 {committed * 1000:.1f} ms")
 
 
 def main() -> None:

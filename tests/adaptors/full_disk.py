@@ -1,16 +1,18 @@
 """Sinks on a file system that is really full, for a process that has one of its own (`test_full_disk.py`).
 
-    python -m tests.adaptors.full_disk DIRECTORY
+    python -m tests.adaptors.full_disk DIRECTORY [DATA]
 
 Each sink meets a full disk twice: while a task stages, and while the runner publishes. Prints what it said, and what
-its target holds once there was room again.
+its target holds once there was room again. With DATA, a directory with room, a whole run meets a full target.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -128,7 +130,35 @@ def parts(top: Path) -> dict[str, object]:
     return {"staging": staging, "found": sum(batch.num_rows for batch in read_parts([done]))}
 
 
+PIPELINE = """
+from penstock import Pipeline, adaptors as a
+p = Pipeline("p")
+p.source("in", a.generate(count={rows})).save("out", a.file(uri="file://{top}/lake/", format="parquet"))
+"""
+
+
+def run(top: Path, data: Path) -> dict[str, object]:
+    """A run whose target is full when it comes, until `status` has said so."""
+    (data / "p.py").write_text(PIPELINE.format(rows=ROWS, top=top))
+    command = [sys.executable, "-m", "penstock", "run", "p.py", "--once", "--http", "off", "--data-dir", "d"]
+    with full(top), (data / "output").open("wb") as output:
+        process = subprocess.Popen(command, cwd=data, stdout=output, stderr=subprocess.STDOUT)
+        sink: dict[str, str | None] = {}
+        while process.poll() is None and sink.get("state") != "away":
+            time.sleep(0.2)
+            published = data / "d" / "runs" / "p.json"
+            nodes = json.loads(published.read_bytes())["progress"]["nodes"] if published.exists() else []
+            sink = next((node for node in nodes if node["node"] == "out"), sink)
+    code = process.wait(timeout=300)
+    found = ds.dataset(top / "lake", format="parquet").to_table().num_rows if code == 0 else None
+    return {"state": sink.get("state"), "error": sink.get("error"), "code": code, "found": found}
+
+
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    results = {name: told(place, case) for name, case in cases(place).items()}
-    sys.stdout.write(json.dumps(results | {"parts": parts(place)}))
+    if len(sys.argv) > 2:
+        results = {"run": run(place, Path(sys.argv[2]))}
+    else:
+        results = {name: told(place, case) for name, case in cases(place).items()}
+        results["parts"] = parts(place)
+    sys.stdout.write(json.dumps(results))

@@ -137,6 +137,7 @@ def test_a_cluster_is_up_and_says_how_it_is_and_recovers_with_guidance(tmp_path:
         assert "What could be lost" in asked.output
         assert "goes on at 5" in asked.output
         assert "the write head is 5" in ok(*reset, "--yes")
+        assert "the write head is 5" in ok("journals", "history", "shop/items", "--broker", broker)
         ok("journals", "append", "--broker", broker, "-l", "name=shop/items", input="more")
         assert ok("journals", "read", "--broker", broker, "-l", "name=shop/items") == "hellomore"
         process.kill()  # what it started ends with it

@@ -209,6 +209,24 @@ def test_reset_head_asks_and_sets_the_head_to_the_end(shell: Shell) -> None:
     assert done == {"journal": "shop/items", "offset": 3, "outcome": "reset"}
 
 
+def test_who_suspended_and_reset_is_on_record(shell: Shell) -> None:
+    assert shell.lines("history") == []
+    shell.append("shop/orders", b"abc")
+    shell.ok("suspend", "-l", "name=shop/orders")
+    shell.ok("suspend", "-l", "name=shop/items")
+    shell.ok("reset-head", "-l", "name=shop/orders", "--yes")
+    told = [(one["action"], one["journal"], one["outcome"]) for one in shell.lines("history")]
+    assert told == [
+        ("suspend", "shop/orders", "not suspended: content not in a store yet, or in use"),
+        ("suspend", "shop/items", "suspended (FULL)"),
+        ("reset-head", "shop/orders", "the write head is 3"),
+    ]
+    assert all("@" in one["who"] for one in shell.lines("history"))
+    shown = shell.ok("history", "shop/orders", "-n", "1")
+    assert "the write head is 3" in shown
+    assert "suspend" not in shown
+
+
 def test_reset_head_that_comes_too_late_is_no_failure(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody appends between its look at the head and its own append."""
     shell.append("shop/items", b"abc")

@@ -14,8 +14,10 @@ from penstock.journal.client import Client
 from penstock.journal.embedded import EmbeddedBroker
 from penstock.log.commitlog import CommitLog
 from penstock.log.compaction import compact
+from penstock.log.control import Control, ControlEntry, Detail
 from penstock.log.message import MessageOffset
 from penstock.log.offsets import Commit, OffsetLog
+from penstock.pipeline.clock import now_us
 from penstock.pipeline.progress import NodeProgress, Progress, RunFile, publish
 
 from .operating import NOW, Shop, orders
@@ -34,15 +36,12 @@ EDITS = [
 
 @pytest.mark.parametrize("place", ["data directory", "broker"])
 def test_edits_are_refused_while_the_pipeline_runs(shop: Shop, place: str) -> None:
-    from penstock.log.control import Control, ControlEntry
-    from penstock.pipeline.clock import now_us
-
     (shop.path / "offsets.json").write_text(shop.ok("offset", "export"))
     before = shop.lines("offset", "list")
     publish(shop.data, RunFile("r", os.getpid(), "here", NOW, NOW, Progress("shop", 1.0, "running", 5)))
     with EmbeddedBroker(shop.data) as broker, Client(broker.address) as client:
-        told: dict[str, object] = {"run": "r", "pid": os.getpid(), "host": "here"}
-        Control(client, "shop").append(ControlEntry(now_us(), "run", "run-begin", None, told))  # type: ignore[arg-type]
+        told: Detail = {"run": "r", "pid": os.getpid(), "host": "here"}
+        Control(client, "shop").append(ControlEntry(now_us(), "run", "run-begin", None, told))
         there = ("--broker", broker.address) if place == "broker" else ()
         for command in EDITS:
             said = shop.fails(4, *command, *there)
@@ -68,6 +67,24 @@ def test_a_sink_that_stands_still_is_led_past_messages_while_the_pipeline_runs(
         assert went_on[0]["changed"] is (state == "stopped")
     assert shop.offset("ids") == 2
     assert [entry.action for entry in shop.audit()] == ["ack", "step", *["resume"] * (state == "stopped")]
+
+
+def test_a_sink_that_stands_still_is_led_past_messages_through_a_broker(shop: Shop) -> None:
+    """Where the run's file is not to be seen, its beat tells."""
+    run: Detail = {"run": "r", "pid": 7, "host": "elsewhere"}
+    standing: Detail = {"standing": {"ids": {"state": "stopped", "error": "ids: it says no"}}}
+    with EmbeddedBroker(shop.data) as broker, Client(broker.address) as client:
+        there = ("--broker", broker.address)
+        for action, detail in (("run-begin", run), ("run-beat", {**run, **standing})):
+            Control(client, "shop").append(ControlEntry(now_us(), "run", action, None, detail))
+        sinks = {one["sink"]: one for one in shop.lines("status", *there)[0]["sinks"]}
+        assert (sinks["ids"]["state"], sinks["ids"]["error"]) == ("stopped", "ids: it says no")
+        assert sinks["audit"]["state"] is None
+        assert shop.ok("offset", "ack", "ids", "0", "1", *there) == "ids: offset -1 -> 1\n"
+        assert "message 2 of 'orders' delivered" in shop.ok("step", "shop.py", "ids", *there)
+        assert "is running" in shop.fails(4, "offset", "ack", "audit", "4", *there)
+        assert shop.lines("resume", "ids", *there)[0]["changed"] is True
+    assert shop.offset("ids") == 2
 
 
 def test_mark_back_opens_a_generation_and_clamps_namespaces(shop: Shop) -> None:

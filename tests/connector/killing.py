@@ -19,10 +19,12 @@ from tests.connector.rig import frames_of, ids_of
 from tests.servers.ports import free_port
 
 from penstock.base import faults
+from penstock.connector.partitions import partition_of_journal
 from penstock.connector.source import stream_id
 from penstock.journal.client import Client
 
 STREAMS = 10
+PARTITIONS = 2
 STEPS = ("connector-claim", "connector-append", "connector-notify", "connector-ack")
 PENSTOCK = (sys.executable, "-m", "penstock")
 SENDER = """
@@ -73,7 +75,8 @@ class Processes:
             ],
             "worker": [
                 *PENSTOCK, "connector", "worker", "--listen", f"127.0.0.1:{self.worker_port}", "--credits", "256",
-                "--cookie-file", str(self.cookie), "--broker", self.address, "--log-level", "info", "--http", "off",
+                "--partitions", str(PARTITIONS), "--cookie-file", str(self.cookie),
+                "--broker", self.address, "--log-level", "info", "--http", "off",
             ],
             "connector": [
                 sys.executable, "-c", SENDER, f"127.0.0.1:{self.worker_port}", str(self.count), str(self.batch),
@@ -144,9 +147,14 @@ class Processes:
             return -1
 
     def ids(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
         with Client(self.address) as client:
-            head = client.head("connectors/load")
-            return ids_of(frames_of(client.read_bytes("connectors/load", 0, head))) if head else {}
+            for name in [journal.spec.name for journal in client.list()]:
+                if partition_of_journal("connectors/load", name) is not None and (head := client.head(name)):
+                    some = ids_of(frames_of(client.read_bytes(name, 0, head)))
+                    assert not some.keys() & found.keys(), "a stream in two journals"
+                    found |= some
+        return found
 
     def finish(self) -> None:
         """Let it run to its end, and look at what is in the journal."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from penstock.connector import frames as fr
 from penstock.connector.framing import Splitter
-from penstock.connector.settings import WorkerSettings, split
+from penstock.connector.settings import WorkerSettings, WorkerTls, split
 from penstock.connector.source import Record, Records, Stream
 from penstock.connector.worker import Worker
 from penstock.journal.client import AsyncClient
@@ -25,9 +25,12 @@ WAIT = 60.0
 class Rig:
     client: AsyncClient
     using: AsyncExitStack
+    replication: int = 1
+    tls: WorkerTls | None = None
 
     async def worker(self, name: str = "w", settings: WorkerSettings = SETTINGS, **changes: object) -> Worker:
-        worker = Worker(replace(settings, **changes), self.client, name=name)  # type: ignore[arg-type]
+        changed = replace(settings, **changes)  # type: ignore[arg-type]
+        worker = Worker(changed, self.client, name=name, replication=self.replication, tls=self.tls)
         await worker.start("127.0.0.1:0")
         worker.announce()
         self.using.push_async_callback(worker.stop)
@@ -48,10 +51,10 @@ class Rig:
             await raw.send(fr.Hello("0.0.1", cookie, "test", instance, frozenset(tokens)))
         return raw
 
-    async def frames(self, instance: str = "i") -> list[fr.Frame]:
+    async def frames(self, instance: str = "i", begin: int = 0) -> list[fr.Frame]:
         """What the journal holds of messages and ends, in order."""
         journal = f"connectors/{instance}"
-        content = await self.client.read_bytes(journal, 0, await self.client.head(journal))
+        content = await self.client.read_bytes(journal, begin, await self.client.head(journal))
         return frames_of(content)
 
 

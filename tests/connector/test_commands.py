@@ -181,6 +181,10 @@ def test_migrate_moves_a_connector_that_goes_on_sending(place: Place) -> None:
             {"instance": "moving", "from": old, "to": new},
         )
         eventually(lambda: at(place, "moving") == new)
+        (deed,) = inside(
+            "journals", "history", "connectors/moving", *place.data, "--json"
+        ).output.splitlines()
+        assert json.loads(deed)["outcome"] == f"moves from {old} to {new}"
         with file.open("ab") as more:
             more.write(b"two\n")
         eventually(lambda: place.bodies("moving") == [b"one", b"two"])

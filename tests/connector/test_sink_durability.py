@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -115,6 +117,36 @@ def after_a_kill(disk: RecordingDisk, root: Path, steps: int) -> None:
     again.close()
 
 
+def with_a_full_disk(disk: RecordingDisk, root: Path, turn: int) -> None:
+    """A record of the log cannot be synced for want of room; when there is some, the sink goes on without it."""
+    left = turn
+
+    def full(path: Path) -> None:
+        nonlocal left
+        if path.suffix == ".txnlog":
+            left -= 1
+            if left == 0:
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with closing(workers_at(disk, root)) as workers:
+        keeper, committed = workers.attach(WORKER), b""
+        disk.during_sync = full
+        for number in range(3):
+            try:
+                committed = one(keeper, disk, number, committed, commit=True)
+            except OSError:
+                workers.detach(keeper)
+                keeper = workers.attach(WORKER)
+                if (open_now := keeper.ledger.prepared) is not None:  # it was the decision that was not noted
+                    keeper.phase2(Phase2(open_now.transaction, True))
+                    committed += PIECES[number]
+                    disk.mark(Done(open_now.transaction, True, committed))
+                else:
+                    committed = one(keeper, disk, number, committed, commit=True)
+        disk.during_sync = None
+        workers.detach(keeper)
+
+
 def leaving(disk: RecordingDisk, root: Path) -> None:
     """A worker leaves after a commit, and one of its name comes back."""
     with closing(workers_at(disk, root)) as workers:
@@ -200,6 +232,30 @@ def test_what_was_voted_is_kept_and_what_was_decided_holds() -> None:
     check(leaving, verify, seed=2, untracked=LOCK)
     for steps in range(0, 40, 3):
         check(partial(after_a_kill, steps=steps), verify, seed=steps, untracked=LOCK)
+
+
+@pytest.mark.parametrize("turn", [1, 2, 3, 4])
+def test_power_loss_after_a_record_that_failed_for_want_of_room(turn: int) -> None:
+    check(partial(with_a_full_disk, turn=turn), verify, seed=turn, untracked=LOCK)
+
+
+def test_a_record_that_was_not_synced_is_not_found_when_the_log_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may have dropped its pages: a sync that succeeds later says nothing about them."""
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    log = TransactionLog(Disk(), log_path(tmp_path, WORKER))
+    log.append(Decided("t0", True, 5))
+    monkeypatch.setattr(os, "fdatasync", full)
+    with pytest.raises(OSError, match="No space left"):
+        log.append(Voted("t1", 5, 9, True))
+    monkeypatch.undo()
+    log.close()
+    with closing(TransactionLog(Disk(), log_path(tmp_path, WORKER))) as again:
+        assert (again.ledger.committed, dict(again.ledger.unresolved)) == (5, {})
 
 
 def test_no_sync_of_the_sink_is_there_for_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import socket
@@ -16,12 +17,14 @@ import pytest
 from tests.connector.storing import Shelf
 from tests.connector.test_twopc import frames
 
-from penstock.base.errors import AwayError, InUseError
+from penstock.base.disk import Buffer, Disk, DiskFile
+from penstock.base.errors import AwayError, InUseError, PenstockError
 from penstock.connector.frames import Error, Hello, Notify, Ok, encode
 from penstock.connector.sink import Limits, SinkServer, Storage, Terms, Workers
+from penstock.connector.sink.files import FileStorage, committed_bytes, file_of
 from penstock.connector.sink.sqlite import rows_of
 from penstock.connector.sinklink import SinkLink
-from penstock.connector.twopc import SinkError, Who
+from penstock.connector.twopc import SinkError, Who, decided
 
 PATIENCE = 30.0
 
@@ -132,16 +135,87 @@ def test_a_name_is_free_as_soon_as_its_connection_has_ended(server: SinkServer) 
     serves(server)
 
 
+class SmallDisk(Disk):
+    """A disk that is full for the files of one kind, as long as `full` says which."""
+
+    full = ""
+
+    def open(self, path: Path, *, create: bool = False, mode: int = 0o640) -> DiskFile:
+        return SmallFile(self, path, super().open(path, create=create, mode=mode)._fd)
+
+
+class SmallFile(DiskFile):
+    def write_at(self, data: Buffer, position: int) -> None:
+        self._room()
+        super().write_at(data, position)
+
+    def sync(self) -> None:
+        self._room()
+        super().sync()
+
+    def _room(self) -> None:
+        assert isinstance(self.disk, SmallDisk)
+        if self.disk.full and self.path.name.endswith(self.disk.full):
+            raise OSError(errno.ENOSPC, "No space left on device", str(self.path))
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[tuple[SmallDisk, SinkServer]]:
+    """A file sink on a small disk."""
+    disk = SmallDisk()
+    workers = Workers(
+        tmp_path / "log", lambda worker: FileStorage(file_of(tmp_path / "out", worker), disk), disk=disk
+    )
+    with SinkServer(("127.0.0.1", 0), workers, Terms(cookie=b"tacos")) as made:
+        yield disk, made
+
+
+@pytest.mark.parametrize(
+    ("when", "full"),
+    [("it connects", ".txnlog"), ("data", "out.w"), ("data", ".txnlog"), ("decision", ".txnlog")],
+)
+def test_a_full_disk_has_the_worker_come_later_and_nothing_is_lost(
+    small: tuple[SmallDisk, SinkServer], tmp_path: Path, when: str, full: str
+) -> None:
+    """Nobody votes to abort for want of room: the pipeline waits, and no message dies of it."""
+    disk, server = small
+    committed: set[str] = set()
+
+    def send(number: int, full_at: str = "") -> None:
+        name, line = f"t{number}", b"line %d\n" % number
+        disk.full = full if full_at == "it connects" else ""
+        with SinkLink(server.address, who(), number * len(line), PATIENCE) as link:
+            link.tell(decided(link.listed.transactions, committed))
+            if name in committed:
+                return
+            disk.full = full if full_at == "data" else ""
+            link.write(line)
+            assert link.vote(name)
+            committed.add(name)
+            disk.full = full if full_at == "decision" else ""
+            link.tell([(name, True)])
+
+    send(0)
+    for _ in range(2):
+        with pytest.raises(AwayError, match=r"the sink cannot go on now: .*No space left on device"):
+            send(1, "it connects" if when == "decision" and "t1" in committed else when)
+    assert committed_bytes(file_of(tmp_path / "out", "w")) == b"line 0\n"
+    send(1)
+    send(2)
+    assert committed_bytes(file_of(tmp_path / "out", "w")) == b"line 0\nline 1\nline 2\n"
+    serves(server)
+
+
 def test_a_storage_that_fails_ends_the_connection_and_not_the_server(
     server: SinkServer, shelf: Shelf
 ) -> None:
     def broken(offset: int, data: memoryview) -> None:
-        raise OSError(28, "No space left on device")
+        raise PenstockError("it is broken")
 
     shelf("w").write = broken  # type: ignore[method-assign]
     with SinkLink(server.address, who(), 0, PATIENCE) as link:
         link.write(b"data")
-        with pytest.raises(SinkError, match="No space left on device"):
+        with pytest.raises(SinkError, match="it is broken"):
             link.vote("t1")
     serves(server)
 

@@ -65,7 +65,9 @@ def postgres_rows(uri: str) -> Rows:
         pytest.param("postgres staged", marks=pytest.mark.xdist_group("postgres")),
     ]
 )
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """Two lines and more are fed to a store that takes them as they come; a single one waits for PHASE1."""
+    monkeypatch.setattr("penstock.connector.sink.rows.FEED", 100)
     if request.param == "sqlite":
         path = tmp_path / "out.db"
         yield Store(lambda worker: SqliteStorage(path, "output", worker), lambda: rows_of(path, "output"))
@@ -211,16 +213,33 @@ def _transaction(voted: object):  # type: ignore[no-untyped-def]
     return made(voted)  # type: ignore[arg-type]
 
 
+def test_what_was_taken_ahead_of_a_vote_to_abort_is_gone(store: Store, workers: Workers) -> None:
+    """The range is not what came, so the storage is not even asked."""
+    keeper = workers.attach("w")
+    text = (line(1) + line(2)).encode()
+    keeper.data(0, memoryview(text))
+    assert not keeper.phase1(Phase1("t1", ((1, 0, len(text) - 1),)))
+    keeper.phase2(Phase2("t1", False))
+    assert send(keeper, "t2", line(3) + line(4))
+    keeper.phase2(Phase2("t2", True))
+    workers.detach(keeper)
+    assert store.content() == line(3) + line(4)
+
+
 @pytest.mark.xdist_group("postgres")
+@pytest.mark.parametrize("feed", [1, 1 << 20])
 def test_rows_that_postgres_refuses_are_a_vote_to_abort(
-    postgres_server: PostgresServer, tmp_path: Path
+    postgres_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, feed: int
 ) -> None:
+    monkeypatch.setattr("penstock.connector.sink.rows.FEED", feed)
     uri = postgres_server.database(f"sink_{uuid.uuid4().hex[:12]}")
     with closing(
         Workers(tmp_path / "txns", lambda worker: PostgresStorage(uri, "output", worker))
     ) as workers:
         keeper = workers.attach("w")
-        assert not send(keeper, "t1", "not json\n")
+        keeper.data(0, memoryview(b"not json\n"))
+        keeper.data(9, memoryview(b"{}\n"))
+        assert not keeper.phase1(Phase1("t1", ((1, 0, 12),)))
         assert "PostgreSQL refused the rows" in keeper.ledger.unresolved["t1"].reason
         keeper.phase2(Phase2("t1", False))
         assert send(keeper, "t2", "{}\n")

@@ -438,9 +438,9 @@ def test_snapshots_of_the_points_keep_claims_short_and_right(
             await peer.acked(1 + number % 3, number)
         await worker.stop()
         head = await rig.client.head("connectors/i")
-        from penstock.connector.instancelog import _points
+        from penstock.connector.instancelog import points_of
 
-        whole = await _points(rig.client, "connectors/i", head)
+        whole = await points_of(rig.client, "connectors/i", head)
         assert {stream: point.last for stream, point in whole.items()} == {1: 39, 2: 37, 3: 38}
 
     rigged(tmp_path / "d", test)

@@ -13,6 +13,7 @@ from penstock.base.errors import UsageError
 from penstock.console import access as door
 from penstock.console.access import OPERATOR, VIEWER, Access, connection_owner, credential, read_users
 from penstock.console.serving import Door
+from penstock.log.audit import deeds
 
 from .asking import Asker
 from .places import Place, console, stuck
@@ -104,6 +105,11 @@ def test_read_only_is_for_everybody(shop: Place) -> None:
         ask.come_in()
         assert ask("/api/session").value["role"] == VIEWER
         assert ask("/api/pipelines/shop/do", PAUSE).status == 403
+        reset = {"action": "reset-head", "sink": "pipelines/shop/log"}
+        assert ask("/api/journals/do", reset).status == 403
+        assert ask("/api/connectors/do", {"action": "migrate", "sink": "web", "to": "h:1"}).status == 403
+    with shop.client() as client:
+        assert deeds(client) == []
 
 
 def test_secrets_in_errors_and_messages_of_nodes_are_masked(shop: Place) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from penstock.cli.broker_cluster import PREFIX
 from penstock.console.cluster import Cluster, Etcd
 from penstock.console.reaching import BrokerPlace
 from penstock.journal.client import Client
+from penstock.log.audit import deeds
 
 from .conftest import Visit
 from .places import POISON, SHOP, Place, console, order
@@ -144,6 +145,12 @@ def test_a_broker_that_is_killed_is_told_and_found_again(tmp_path: Path, visit: 
             expect(journals.locator("#main"), "healthy")
             accessible(journals)
             suspended_and_reset(journals, at)
+            with Client(address) as client:
+                done = deeds(client, "pipelines/shop/log")
+            assert [(one.action, one.who.endswith("(console)")) for one in done] == [
+                ("suspend", True),
+                ("reset-head", True),
+            ]
             broker.kill()
             broker.wait()
             expect(page.locator(".note.bad"), "The journals cannot be reached")
@@ -173,37 +180,54 @@ def test_a_cluster_that_loses_a_broker(tmp_path: Path, visit: Visit) -> None:
             expect(page.locator("dl"), re.compile("too few brokers|a replica is silent"))
 
 
-def test_a_connector_worker_with_a_stream(tmp_path: Path, visit: Visit) -> None:
-    port = free_port()
-    for name in ("broker", "worker", "send"):
+def test_a_connector_with_a_stream_is_moved_to_another_worker(tmp_path: Path, visit: Visit) -> None:
+    for name in ("broker", "here", "there", "send"):
         (tmp_path / name).mkdir()
+    (tmp_path / "cookie").write_text("secret\n")
+    cookie = ("--cookie-file", str(tmp_path / "cookie"))
+    (tmp_path / "send" / "lines.txt").write_text("one\ntwo\nthree\n")
     serve = ("broker", "serve", "--data-dir", "data", "--listen", "127.0.0.1:0", "--http", "off", "--json")
-    with started(*serve, cwd=tmp_path / "broker") as broker:
-        address = (
-            "http://" + json.loads('{"grpc"' + said(broker, tmp_path / "broker" / "out", '{"grpc"'))["grpc"]
-        )
-        work = ("connector", "worker", "--listen", f"127.0.0.1:{port}", "--broker", address)
-        (tmp_path / "send" / "lines.txt").write_text("one\ntwo\nthree\n")
+    with ExitStack() as running:
+        broker = running.enter_context(started(*serve, cwd=tmp_path / "broker"))
+        grpc = json.loads('{"grpc"' + said(broker, tmp_path / "broker" / "out", '{"grpc"'))["grpc"]
+        address, workers = f"http://{grpc}", []
+        for name in ("here", "there"):
+            work = ("connector", "worker", "--listen", "127.0.0.1:0", "--name", name, "--json", *cookie)
+            worker = running.enter_context(started(*work, "--broker", address, cwd=tmp_path / name))
+            workers.append(json.loads("{" + said(worker, tmp_path / name / "out", "{"))["listen"])
         send = (
             "connector",
             "send",
             "lines.txt",
             "--to",
-            f"127.0.0.1:{port}",
+            workers[0],
             "--instance",
             "web",
             "--follow",
+            *cookie,
         )
+        running.enter_context(started(*send, cwd=tmp_path / "send"))
         reaching = BrokerPlace(lambda: Client(address), address)
-        with (
-            started(*work, cwd=tmp_path / "worker"),
-            started(*send, cwd=tmp_path / "send"),
-            console(tmp_path, reaching=reaching) as at,
-        ):
-            page = visit(f"{at}/#/connectors")
-            expect(page.get_by_role("region", name="Sessions of worker"), "web")
-            expect(page.get_by_role("region", name="Streams of worker"), "web")
-            accessible(page)
+        at = running.enter_context(console(tmp_path, reaching=reaching, cookie=b"secret"))
+        page = visit(f"{at}/#/connectors")
+        expect(page.get_by_role("region", name="Sessions of here"), "web")
+        expect(page.get_by_role("region", name="Streams of here"), "lines.txt")
+        accessible(page)
+        streams = page.get_by_role("region", name="Streams of here")
+        streams.get_by_role("button", name="Move instance web").click()
+        page.get_by_role("dialog").get_by_role("button", name="Next").click()
+        dialog = page.get_by_role("dialog", name=f"Move instance web to {workers[1]}")
+        expect(dialog, f"goes from the worker at {workers[0]} to the one at {workers[1]}, with its 1 stream")
+        expect(dialog, "1 connected program is sent there")
+        expect(dialog, f"penstock connector migrate web --to {workers[1]} --cookie-file FILE --broker")
+        dialog.get_by_role("button", name="Move", exact=True).click()
+        expect(page.get_by_role("region", name="Streams of there"), "lines.txt")
+        expect(page.get_by_role("region", name="Sessions of there"), "web")
+        expect(page.locator("section", has_text="Who did what"), f"moves from {workers[0]} to {workers[1]}")
+        accessible(page)
+        with Client(address) as client:
+            (deed,) = deeds(client, "connectors/web")
+        assert (deed.action, deed.who.endswith("(console)")) == ("migrate", True)
 
 
 def suspended_and_reset(page: Page, at: str) -> None:
@@ -217,4 +241,5 @@ def suspended_and_reset(page: Page, at: str) -> None:
     expect(dialog, "Not suspended: content is not in a store yet")
     dialog.get_by_role("button", name="Close").click()
     confirmed(page, "Reset head", "Registers come back empty", do="Reset the head")
+    expect(page.locator("section", has_text="Who did what"), "the write head is")
     accessible(page)

@@ -5,20 +5,27 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import socket
+import threading
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from penstock.immortal import about
 from penstock.journal.client import AsyncClient
+from penstock.journal.embedded import EmbeddedBroker
 from penstock.log.control import Control, ControlEntry
 from penstock.log.message import Message, Mode
 from penstock.log.offsets import Commit, OffsetLog
+from penstock.log.transaction import Transaction
 from penstock.pipeline.clock import now_us
+from penstock.pipeline.progress import NodeProgress, Progress, RunFile, publish
+from penstock.pipeline.records import PipelineStatus
+from penstock.pipeline.watching import Watched
 
 from .conftest import Visit
 from .places import POISON, Place, buried, console, order, stuck
@@ -263,7 +270,57 @@ def test_with_nothing_there_it_shows_how_to_start(tmp_path: Path, visit: Visit) 
         expect(page.locator(".node.bad"), "sales")
 
 
-def test_immortals_are_shown_without_their_secrets(shop: Place, at: str, visit: Visit) -> None:
+def test_what_is_seen_is_shown_before_everything_is(
+    shop: Place, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The console has just been started, and the second pipeline takes its time."""
+    with shop.client() as client:
+        shop.log(client, [order(0)], "slow")
+    look, go_on = Watched.look, threading.Event()
+
+    def slowly(self: Watched, *arguments: Any) -> PipelineStatus:
+        assert self.pipeline != "slow" or go_on.wait(60)
+        return look(self, *arguments)
+
+    monkeypatch.setattr(Watched, "look", slowly)
+    with console(shop.data) as at:
+        try:
+            page = visit(f"{at}/")
+            expect(page.get_by_role("status"), "Still looking: 1 of 2 pipelines seen.")
+            expect(page.locator(".node.bad"), "sales")
+            page.goto(f"{at}/#/p/slow")
+            expect(page.locator("#main"), "Looking at the pipeline…")
+            accessible(page)
+        finally:
+            go_on.set()
+        expect(page.get_by_role("heading", name="slow"))
+        page.goto(f"{at}/#/")
+        expect(page.locator("#main"), "1 message logged")
+        assert page.get_by_text("Still looking").count() == 0
+
+
+def test_transactions_in_flight_are_shown_with_their_votes(shop: Place, at: str, visit: Visit) -> None:
+    """Of a run whose process is this one."""
+    voted = Transaction(
+        "3f2a", 14, 16, "aborted", now_us(), now_us(), {"shop.sales.0": True, "shop.sales.1": False}
+    )
+    sales = NodeProgress("sales", "sink", "connector", "running", transaction=voted)
+    progress = Progress("shop", 1.0, "running", 16, [sales])
+    with EmbeddedBroker(shop.data):
+        here = socket.gethostname()
+        publish(shop.data, RunFile("r2", os.getpid(), here, now_us(), now_us(), progress, None))
+        page = visit(f"{at}/#/connectors")
+        shown = page.get_by_role("region", name="Transactions in flight")
+        expect(shown, "14 to 15")
+        expect(shown, "aborted")
+        expect(shown.get_by_role("listitem").nth(1), "shop.sales.1 abort")
+        accessible(page)
+
+
+def test_immortals_are_shown_without_their_secrets(
+    shop: Place, at: str, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(about, "PACE_HOLDS", float("inf"))
     page = visit(f"{at}/#/immortals")
     expect(page.locator("#main"), "No immortal lives here")
     with shop.client() as client:
@@ -271,10 +328,12 @@ def test_immortals_are_shown_without_their_secrets(shop: Place, at: str, visit: 
     page.goto(f"{at}/#/")
     page.goto(f"{at}/#/immortals")
     expect(page.locator("tbody"), "replica 0 at 10.0.0.7:4000")
+    expect(page.locator("tbody"), "40/s")
     accessible(page)
     page.get_by_role("link", name="counter").click()
     expect(page.get_by_role("heading", name="counter"))
     expect(page.locator("#main"), "replica 1")
+    expect(page.locator("dl"), "1,234")
     accessible(page)
     assert "sesame-sesame" not in page.content()
     assert b"sesame-sesame" not in page.request.get(f"{at}/api/immortals").body()
@@ -286,6 +345,7 @@ async def _registered(address: str) -> None:
         await about.register(client, "counter", about.Registration(1, 2010, 2011, active=True))
         serving = about.Serving(0, "me", 1, "10.0.0.7", 4000, "sesame-sesame", at=now_us() / 1e6)
         await about.say(client, "counter", serving)
+        await about.say(client, "counter", about.Pace(1, 1234, 40.0, now_us() / 1e6))
 
 
 def asyncio_in_a_thread(work: Coroutine[object, object, None]) -> None:

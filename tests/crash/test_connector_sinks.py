@@ -39,7 +39,7 @@ PIPELINE = """
 from penstock import Pipeline, adaptors as a
 
 crash = Pipeline("crash", batch_messages=500, partitions=2)
-source = crash.source("numbers", a.generate(count={count}, rate={rate}, namespaces=["a", "b"]))
+source = crash.source("numbers", a.generate(count={count}, rate={rate}, size=3000, namespaces=["a", "b"]))
 source.save("one", a.connector(sink="127.0.0.1:PORT1"))
 source.save("two", a.connector(sink="127.0.0.1:PORT2"))
 """

@@ -97,6 +97,7 @@ def test_the_commands_register_and_show(tmp_path: Path) -> None:
         [one] = json.loads(run("list", "--json"))
         assert [known["replica"] for known in one["registrations"]] == [0, 1]
         assert one["checkpoints"] == []
+        assert (one["calls"], one["calls_per_second"]) == (0, None)
         refused = CliRunner().invoke(cli, ["immortal", "inspect", "bonk", "--log", place])
         assert refused.exit_code == 2
         assert "did you mean 'bank'?" in refused.output

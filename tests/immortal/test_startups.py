@@ -14,7 +14,7 @@ import pytest
 from tests.immortal.lb import App, Lb, _connect, fork
 from tests.servers.ports import free_port
 
-from penstock.immortal import about, checkpoints, journals
+from penstock.immortal import about, checkpoints, journals, pace
 from penstock.immortal.checkpoints import MissingCheckpointError
 from penstock.immortal.coordinator import Coordinator, FatalError, Options, fatal
 from penstock.immortal.place import Place, opened
@@ -234,6 +234,29 @@ def test_a_checkpoint_on_request_rolls_the_log_and_old_ones_are_deleted(broker: 
             assert two.app.state["sum"] == 3
 
     scenario(broker, test, "rolling")
+
+
+def test_a_primary_says_how_many_calls_it_takes(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "EVERY", 0.05)
+
+    async def taken(place: Place, name: str, calls: int, rate: float) -> bool:
+        found = await about.describe(place.client, name)
+        return (found.calls, found.calls_per_second) == (calls, rate)
+
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, options) as one:
+            await one.seen("control 11", "record 0")
+            for number in range(3):
+                one.add(number)
+            await one.until(lambda: one.app.state["sum"] == 3)
+            await eventually(lambda: taken(place, options.name, 3, 0.0))
+        async with instance(place, options) as two:
+            await two.until(lambda: two.app.state["sum"] == 3)
+            await eventually(lambda: taken(place, options.name, 0, 0.0))
+            two.add(1)
+            await eventually(lambda: taken(place, options.name, 1, 0.0))
+
+    scenario(broker, test, "paced")
 
 
 def test_messages_of_32_mib_pass(broker: str) -> None:

@@ -33,7 +33,7 @@ FILE_SINK_KILLED = (
     "adaptors/test_file_sink.py::test_what_a_killed_publisher_left_is_durable_before_it_is_told"
 )
 
-DIRECTORY = "adaptors/test_partition_sink.py::"
+DIRECTORY = "adaptors/test_partition_crashes.py::"
 DIRECTORY_SINK = DIRECTORY + "test_power_loss_neither_loses_nor_doubles_and_no_sync_is_needless"
 DIRECTORY_KILLED = DIRECTORY + "test_what_a_killed_publisher_left_is_durable_before_it_is_told"
 

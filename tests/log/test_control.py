@@ -9,7 +9,7 @@ import pytest
 from penstock.base.errors import CorruptError
 from penstock.journal.client import Client
 from penstock.log import control
-from penstock.log.control import Control, ControlEntry, ControlState, RunMark
+from penstock.log.control import Control, ControlEntry, ControlState, Detail, RunMark
 from penstock.log.journals import control_journal, extent
 
 NOW = 1_700_000_000_000_000
@@ -83,6 +83,22 @@ def test_a_run_that_was_replaced_says_nothing_about_the_new_one(client: Client) 
     run = there.state().run
     assert run is not None
     assert (run.run, run.beat, run.ended) == ("new", NOW + 10 * SECOND, False)
+
+
+def test_a_beat_tells_which_sinks_stand_still(client: Client) -> None:
+    control = Control(client, "p")
+    sinks: Detail = {
+        "standing": {"sales": {"state": "stopped", "error": "it says no"}, "all": {"state": "paused"}}
+    }
+    told: list[tuple[int, str, Detail]] = [(1, "run-begin", {}), (2, "run-beat", sinks), (3, "run-beat", {})]
+    for time, action, detail in told:
+        control.append(ControlEntry(time, "penstock run", action, None, {"run": "r", "pid": 7, **detail}))
+        run = control.state().run
+        assert run is not None
+        standing = {sink: (one.state, one.error) for sink, one in run.standing.items()}
+        assert standing == (
+            {"sales": ("stopped", "it says no"), "all": ("paused", None)} if time == 2 else {}
+        )
 
 
 def test_a_run_polls_for_what_is_new(client: Client) -> None:

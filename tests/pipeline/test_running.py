@@ -30,6 +30,8 @@ from penstock.log.control import Control, ControlEntry
 from penstock.log.message import MessageOffset
 from penstock.log.offsets import Commit
 from penstock.pipeline import lag
+from penstock.pipeline.editing import Editor, pause
+from penstock.pipeline.operations import Directory
 from penstock.pipeline.progress import Progress, Summary, published
 from penstock.pipeline.runner import run
 from penstock.spark.reach import Reach
@@ -266,6 +268,34 @@ def broker(path: Path) -> Iterator[str]:
         process.wait(20)
 
 
+def _led_past_a_message(reach: Reach, path: Path, spark: SparkSession) -> None:
+    """A sink that stands in a run is edited through the broker, where nobody sees the run's own file."""
+    pipeline = Pipeline("remote")
+    pipeline.source("in", a.generate(count=3010)).save("out", a.file(uri=f"file://{path}/out.jsonl"))
+    directory = Directory(reach.client())
+    editor = Editor(directory, "operator")
+    pause(directory, "remote", "out", "operator", paused=True)
+    done: list[object] = []
+
+    def report(progress: Progress) -> None:
+        if done or progress.log_next < 3010 or directory.told_state("remote", "out") != "paused":
+            return
+        with pytest.raises(InUseError, match="is running"):
+            editor.mark("remote", "out", 5)
+        done.append(editor.ack("remote", "out", [3000]))
+        pause(directory, "remote", "out", "operator", paused=False)
+
+    run(
+        pipeline,
+        data_dir=path / "mine",
+        once=False,
+        spark=spark,
+        broker=reach,
+        report=_until(9, report),
+    )
+    assert numbers(path / "out.jsonl") == [*range(3000), *range(3001, 3010)]
+
+
 def test_the_log_may_be_with_a_broker_elsewhere(tmp_path: Path, spark: SparkSession) -> None:
     pipeline = Pipeline("remote")
     pipeline.source("in", a.generate(count=3000)).save("out", a.file(uri=f"file://{tmp_path}/out.jsonl"))
@@ -279,6 +309,7 @@ def test_the_log_may_be_with_a_broker_elsewhere(tmp_path: Path, spark: SparkSess
         assert (first.exit_code, first.read) == (0, 3000)
         assert numbers(tmp_path / "out.jsonl") == list(range(3000))
         assert summary().read == 0
+        _led_past_a_message(reach, tmp_path, spark)
         now = time.time_ns() // 1000
         Control(reach.client(), "remote").append(
             ControlEntry(now, "other", "run-begin", None, {"run": "x", "pid": 7, "host": "elsewhere"})

@@ -88,14 +88,14 @@ def standalone(directory: Path, workers: int = 2, cores: int = 1) -> Iterator[St
         return started
 
     try:
-        address = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        daemon("master", "org.apache.spark.deploy.master.Master", *address)
+        daemon("master", "org.apache.spark.deploy.master.Master", *_at("127.0.0.1"))
         _wait(daemons, directory, lambda: bool(_master(directory)))
         url = _master(directory)
         limits = ("--cores", str(cores), "--memory", OFFERED)
         for number in range(workers):
-            work = ("--work-dir", str(directory / f"work-{number}"))
-            daemon(f"worker-{number}", "org.apache.spark.deploy.worker.Worker", *address, *limits, *work, url)
+            # An address each: Spark starts no second attempt of a task on the machine of the first.
+            where = (*_at(f"127.0.0.{number + 1}"), "--work-dir", str(directory / f"work-{number}"))
+            daemon(f"worker-{number}", "org.apache.spark.deploy.worker.Worker", *limits, *where, url)
         _wait(daemons, directory, lambda: _registered(directory) == workers)
         yield Standalone(
             master=url,
@@ -106,6 +106,10 @@ def standalone(directory: Path, workers: int = 2, cores: int = 1) -> Iterator[St
         )
     finally:
         _end(daemons)
+
+
+def _at(host: str) -> tuple[str, ...]:
+    return "--host", host, "--port", "0", "--webui-port", "0"
 
 
 def _quick_start(runtime: Path, version: str) -> tuple[str, str]:

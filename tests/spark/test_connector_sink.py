@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -15,8 +17,9 @@ from penstock import Pipeline
 from penstock import adaptors as a
 from penstock import functions as f
 from penstock.adaptors.connector import Connector
+from penstock.adaptors.connector.sink import ConnectorPublisher
 from penstock.adaptors.generate import Generate
-from penstock.base.errors import RefusedError
+from penstock.base.errors import PenstockError, RefusedError
 from penstock.connector.sink import SinkServer, Terms, Transaction, Workers, transactions
 from penstock.connector.sink.files import FileStorage, committed_bytes, file_of
 from penstock.journal.client import Client
@@ -26,12 +29,14 @@ from penstock.log.commitlog import CommitLog
 from penstock.log.compaction import compact
 from penstock.log.message import Message, MessageOffset
 from penstock.log.offsets import Commit
+from penstock.log.transaction import Transaction as InFlight
 from penstock.pipeline.atomic import GROUP
 from penstock.pipeline.delivering import step
 from penstock.pipeline.editing import open_editor
 from penstock.pipeline.progress import Progress, Summary
 from penstock.pipeline.runner import run
 from penstock.spark.tasks import lane_of
+from penstock.spark.voting import VotingRunner
 
 pytestmark = pytest.mark.spark
 COOKIE = "dragons-love-tacos"
@@ -167,25 +172,54 @@ def test_a_key_stays_in_its_lane_and_lanes_that_go_are_announced(rig: Rig) -> No
     assert sum(len(found) for found in lanes().values()) == len(expected(2)[0]) + 20
 
 
-def test_three_sinks_commit_together_and_one_vote_to_abort_holds_for_all(rig: Rig) -> None:
+def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """The states of every sink's transactions, as they come."""
+    states: dict[str, list[str]] = {}
+    held: dict[VotingRunner, InFlight | None] = {}
+
+    def put(runner: VotingRunner, one: InFlight | None) -> None:
+        held[runner] = one
+        states.setdefault(runner.name, []).append(one.state if one is not None else "-")
+
+    monkeypatch.setattr(VotingRunner, "transaction", property(held.get, put))
+    return states
+
+
+def _dies(*_: object) -> None:
+    raise PenstockError("killed")
+
+
+def test_three_sinks_commit_together_and_one_vote_to_abort_holds_for_all(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     votes: list[bool] = []
+    states, was_told = recorded(monkeypatch), threading.Event()
+    told: list[InFlight] = []
 
     class Moody(PickyStorage):
         @staticmethod
         def refuses(content: bytes) -> bool:
+            assert was_told.wait(60), "what is staged is told while it is"
             votes.append(len(votes) in (1, 2))
             return votes[-1]
 
     addresses = [rig.sink("one"), rig.sink("two", Moody), rig.sink("three")]
     seen: list[tuple[int, ...]] = []
+    lanes = {"one": lane_of("generated", None, 2), "two": 0, "three": 0}
+    assert lanes["one"] == 1
 
     def look(progress: Progress) -> None:
-        seen.append(tuple(len(rig.documents(n, f"p.{n}.0")) for n in ("one", "two", "three")))
+        seen.append(tuple(len(rig.documents(n, f"p.{n}.{lanes[n]}")) for n in ("one", "two", "three")))
+        told[:] = told or [
+            node.transaction for node in progress.nodes if node.node == "two" and node.transaction
+        ]
+        if told:
+            was_told.set()
 
-    def pipeline(count: int) -> Pipeline:
+    def pipeline(count: int, connections: int = 2) -> Pipeline:
         made = Pipeline("p", batch_messages=100)
         source = made.source("numbers", numbers(count))
-        source.save("one", to(addresses[0]))
+        source.save("one", to(addresses[0], connections=connections))
         source.transform("even", lambda df: df.where("data:seq::bigint % 2 = 0")).save(
             "two", to(addresses[1])
         )
@@ -195,15 +229,25 @@ def test_three_sinks_commit_together_and_one_vote_to_abort_holds_for_all(rig: Ri
     summary = rig.run(pipeline(300), look)
     assert summary.exit_code == 0
     assert sorted(votes) == [False] * 3 + [True] * 2, "the same messages came again"
+    assert [(one.begin, one.state) for one in told] == [(0, "staging")]
+    done, undone = ["staging", "voted", "decided", "telling", "-"], ["staging", "aborted", "aborted", "-"]
+    assert states["two"] == ["-", *done, *undone, *undone, *done, *done]
+    assert set(states["three"]) == {"-", "staging", "voted", "decided", "aborted"}, "nothing to tell it"
     assert [(sink.sink, sink.delivered, sink.dropped) for sink in summary.sinks] == [
         ("one", 300, 0), ("two", 150, 150), ("three", 0, 300),
     ]  # fmt: skip
-    assert seqs(rig.documents("one", "p.one.0")) == list(range(300))
+    assert seqs(rig.documents("one", "p.one.1")) == list(range(300))
     assert seqs(rig.documents("two", "p.two.0")) == list(range(0, 300, 2))
     assert rig.open_transactions("one") == rig.open_transactions("two") == []
     assert all(abs(one - 2 * two) <= 100 for one, two, _ in seen)
     assert rig.run(pipeline(350)).exit_code == 0
-    assert (len(rig.documents("one", "p.one.0")), len(rig.documents("two", "p.two.0"))) == (350, 175)
+    assert (len(rig.documents("one", "p.one.1")), len(rig.documents("two", "p.two.0"))) == (350, 175)
+    with monkeypatch.context() as patched:
+        patched.setattr(ConnectorPublisher, "leave", _dies)
+        with pytest.raises(PenstockError, match="killed"):
+            rig.run(pipeline(350, 1))
+    for connections in (2, 1, 1, 2):
+        assert rig.run(pipeline(350, connections)).exit_code == 0, "who has left is not called back"
 
 
 @pytest.mark.soak
@@ -277,6 +321,29 @@ def test_a_rewind_into_compacted_messages_is_narrowed_down_to_the_one_that_no_vo
         assert seqs(rig.documents(name, f"p.{name}.0")) == [
             *range(60), *(n for n in kept if n != kept[2]), 60,
         ]  # fmt: skip
+
+
+def test_a_sink_whose_disk_is_full_is_waited_for_and_no_message_dies_of_it(rig: Rig) -> None:
+    class Full(FileStorage):
+        full = True
+
+        def write(self, offset: int, data: memoryview) -> None:
+            if Full.full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().write(offset, data)
+
+    told: set[str] = set()
+
+    def report(progress: Progress) -> None:
+        told.update(node.error or "" for node in progress.nodes if node.state == "away")
+        Full.full = Full.full and not told
+
+    made = Pipeline("p")
+    made.source("numbers", numbers(100)).save("out", to(rig.sink("out", Full)), on_error="dead-letter")
+    done = rig.run(made, report)
+    assert (done.exit_code, done.sinks[0].dead) == (0, 0)
+    assert any("the sink cannot go on now: [Errno 28] No space left on device" in error for error in told)
+    assert seqs(rig.documents("out", "p.out.0")) == list(range(100))
 
 
 @pytest.mark.soak

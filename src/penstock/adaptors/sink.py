@@ -182,6 +182,14 @@ class Voting(Publisher):
         """For each job that stages the messages of `span`: settle what is not, and give the plan for its tasks."""
 
     @abstractmethod
+    def name_of(self, plan: str) -> str:
+        """What the transactions of a plan have in common in their names, for those who look."""
+
+    @abstractmethod
+    def votes(self, parts: Sequence[Staged]) -> Mapping[str, bool]:
+        """How the target voted, by worker name, on what was sent under it; for those who look."""
+
+    @abstractmethod
     def judge(self, parts: Sequence[Staged]) -> Mapping[str, Lane]:
         """Where the lanes of these parts end if they are committed; `AbortedError` if one of them may not be."""
 

@@ -168,6 +168,12 @@ def emit(value: object) -> None:
     click.echo(msgspec.json.encode(value, enc_hook=str).decode())
 
 
+def warn(text: str | None) -> None:
+    """Tell a person what is not as it should be, if something is not."""
+    if text is not None:
+        click.echo(f"Warning: {visible(mask(text))}.", err=True)
+
+
 def console() -> Console:
     """Where people read: colours only on a terminal, and no text taken for markup."""
     from rich.console import Console

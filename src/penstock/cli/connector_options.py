@@ -2,16 +2,62 @@
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from penstock.base.errors import UsageError
+from penstock.cli.connection import Connection
+
+if TYPE_CHECKING:
+    from penstock.journal.client import AsyncClient
 
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 cookie_option = click.option(
     "--cookie-file", type=FILE, help="The secret that connectors and workers share. Default: none."
 )
+journals_option = click.option(
+    "--journals",
+    metavar="PREFIX",
+    default="connectors",
+    show_default=True,
+    help="Journals are PREFIX/INSTANCE.",
+)
+
+
+@asynccontextmanager
+async def client_of(connection: Connection) -> AsyncIterator[AsyncClient]:
+    """A client of the broker; a data directory without an owner is served by this process meanwhile."""
+    from penstock.journal.embedded import served
+
+    async with AsyncExitStack() as using:
+        address = connection.address
+        if address is None:
+            address = await using.enter_async_context(served(connection.data_dir))
+        client = connection.asynchronous(address)
+        using.push_async_callback(client.close)
+        yield client
+
+
+def require_data(connection: Connection) -> None:
+    """Refuse a data directory that is not there, for commands that make none."""
+    from penstock.journal.datadir import DataDir
+
+    if connection.address is None and not DataDir(connection.data_dir).exists:
+        raise UsageError(
+            f"no data directory at {connection.data_dir}", hint="name one, or a broker with --broker"
+        )
+
+
+def trusted_by(authority: Path | None) -> ssl.SSLContext:
+    """For connections to workers that speak TLS."""
+    from penstock.journal.tls import ClientTls
+
+    return ClientTls(authority).ssl_context()
 
 
 def cookie_of(file: Path | None) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import ssl
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import click
 
 from penstock.base.errors import UsageError
 from penstock.cli.common import emit, json_option, visible, wants_json
-from penstock.cli.connector_options import cookie_of, cookie_option
+from penstock.cli.connector_options import FILE, cookie_of, cookie_option, trusted_by
 
 if TYPE_CHECKING:
     from penstock.connector.source import Stream
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 @click.option("--udp", metavar="HOST:PORT", help="Send datagrams that come here.")
 @click.option("--http", metavar="HOST:PORT", help="Send what is posted here.")
 @cookie_option
+@click.option("--tls", is_flag=True, help="The workers speak TLS.")
+@click.option("--tls-ca", type=FILE, help="The same, and whom to trust instead of this machine's list.")
 @click.option(
     "--patience", type=float, help="Seconds without a worker after which to give up. Default: never."
 )
@@ -46,6 +49,8 @@ def send(
     udp: str | None,
     http: str | None,
     cookie_file: Path | None,
+    tls: bool,
+    tls_ca: Path | None,
     patience: float | None,
 ) -> None:
     """Send lines of files, of directories or of standard input to a worker, or datagrams, or HTTP posts.
@@ -60,7 +65,8 @@ def send(
     """
     streams = _streams(files, stream, follow=follow)
     as_json = wants_json(ctx)
-    running = Connecting(list(addresses), instance, cookie_of(cookie_file), patience)
+    trusted = trusted_by(tls_ca) if tls or tls_ca else None
+    running = Connecting(list(addresses), instance, cookie_of(cookie_file), patience, trusted)
     durable = asyncio.run(_send(running, streams, udp, http, stream, quiet=as_json))
     if as_json:
         emit({"instance": instance, "durable": durable})
@@ -76,6 +82,7 @@ class Connecting(NamedTuple):
     instance: str
     cookie: bytes
     patience: float | None
+    tls: ssl.SSLContext | None
 
 
 def _streams(files: Sequence[Path], name: str | None, *, follow: bool) -> list[Stream]:
@@ -120,6 +127,7 @@ async def _send(
         cookie=to.cookie,
         program="penstock send",
         patience=to.patience,
+        tls=to.tls,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

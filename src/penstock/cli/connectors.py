@@ -6,36 +6,36 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from penstock.base.errors import PenstockError, UsageError
+from penstock.base.errors import UsageError
 from penstock.base.units import parse_size
-from penstock.cli.common import emit, json_option, show, visible, wants_json
+from penstock.cli.common import emit, json_option, show, visible, wants_json, warn
 from penstock.cli.connection import Connection, broker_options
-from penstock.cli.connector_options import cookie_of, cookie_option
+from penstock.cli.connector_options import (
+    FILE,
+    client_of,
+    cookie_of,
+    cookie_option,
+    journals_option,
+    require_data,
+    trusted_by,
+)
+from penstock.cli.connector_recover import recover
 from penstock.cli.connector_send import send
 from penstock.cli.connector_sinks import sink
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from penstock.connector.settings import WorkerSettings
+    from penstock.connector.settings import WorkerSettings, WorkerTls
     from penstock.connector.status import WorkerStatus
-    from penstock.journal.client import AsyncClient
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
-_journals = click.option(
-    "--journals",
-    metavar="PREFIX",
-    default="connectors",
-    show_default=True,
-    help="Journals are PREFIX/INSTANCE.",
-)
 
 
 @click.group(no_args_is_help=True)
@@ -51,6 +51,7 @@ def connector() -> None:
     """
 
 
+connector.add_command(recover)
 connector.add_command(send)
 connector.add_command(sink)
 
@@ -77,7 +78,10 @@ def _size(ctx: click.Context, parameter: click.Parameter, value: str) -> int:
     help="/status, /metrics, moves.",
 )
 @cookie_option
-@_journals
+@click.option("--tls-cert", type=FILE, help="TLS of --listen: the certificate.")
+@click.option("--tls-key", type=FILE, help="TLS of --listen: its key.")
+@click.option("--tls-ca", type=FILE, help="Whom to trust of other workers, instead of this machine's list.")
+@journals_option
 @click.option("--name", default="worker", show_default=True, help="The worker's name, for people.")
 @click.option(
     "--credits", "credit", type=click.IntRange(min=2), default=65536, show_default=True, help="Of a session."
@@ -111,6 +115,9 @@ def worker(
     advertise: str,
     http: str,
     cookie_file: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_ca: Path | None,
     journals: str,
     name: str,
     credit: int,
@@ -151,23 +158,21 @@ def worker(
             settings,
             (listen, advertise, "" if http == "off" else http),
             (journals, name, store, replication),
+            _tls(tls_cert, tls_key, tls_ca),
             as_json=wants_json(ctx),
         )
     )
 
 
-@asynccontextmanager
-async def _client(connection: Connection) -> AsyncIterator[AsyncClient]:
-    """A client of the broker; a data directory without an owner is served by this process meanwhile."""
-    from penstock.journal.embedded import served
+def _tls(certificate: Path | None, key: Path | None, authority: Path | None) -> WorkerTls | None:
+    from penstock.connector.settings import WorkerTls
+    from penstock.journal.tls import ServerTls
 
-    async with AsyncExitStack() as using:
-        address = connection.address
-        if address is None:
-            address = await using.enter_async_context(served(connection.data_dir))
-        client = connection.asynchronous(address)
-        using.push_async_callback(client.close)
-        yield client
+    if certificate is None and key is None and authority is None:
+        return None
+    if certificate is None or key is None:
+        raise UsageError("TLS needs a certificate and its key", hint="give both --tls-cert and --tls-key")
+    return WorkerTls(ServerTls(certificate, key).ssl_context(), trusted_by(authority))
 
 
 async def _work(
@@ -175,6 +180,7 @@ async def _work(
     settings: WorkerSettings,
     places: tuple[str, str, str],
     what: tuple[str, str, str, int],
+    tls: WorkerTls | None,
     *,
     as_json: bool,
 ) -> None:
@@ -193,8 +199,8 @@ async def _work(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    async with _client(connection) as client:
-        working = Worker(settings, client, journals, name=name, store=store, replication=replication)
+    async with client_of(connection) as client:
+        working = Worker(settings, client, journals, name=name, store=store, replication=replication, tls=tls)
         address = await working.start(listen, advertise)
         server = await web.serve(working, http) if http else None
         working.announce()
@@ -210,7 +216,7 @@ async def _work(
 
 
 @connector.command()
-@_journals
+@journals_option
 @broker_options
 @json_option
 @click.pass_context
@@ -236,13 +242,9 @@ def status(ctx: click.Context, *, connection: Connection, journals: str) -> None
 
 async def _survey(connection: Connection, journals: str) -> Sequence[WorkerStatus]:
     from penstock.connector.status import survey
-    from penstock.journal.datadir import DataDir
 
-    if connection.address is None and not DataDir(connection.data_dir).exists:
-        raise UsageError(
-            f"no data directory at {connection.data_dir}", hint="name one, or a broker with --broker"
-        )
-    async with _client(connection) as client:
+    require_data(connection)
+    async with client_of(connection) as client:
         return await survey(client, journals)
 
 
@@ -271,13 +273,15 @@ def _show(worker: WorkerStatus) -> None:
             )
         show(sessions)
     if worker.streams:
-        streams = table("instance", "stream", "id>", "state", "session>", "durable>", "acked>", "ended")
+        streams = table(
+            "instance", "stream", "id>", "state", "session>", "seen>", "durable>", "acked>", "ended"
+        )
         for each in worker.streams:
-            numbers = (each.session, each.last_durable, each.last_acked)
-            session, durable, acked = (NOTHING if number is None else str(number) for number in numbers)
+            numbers = (each.session, each.last_seen, each.last_durable, each.last_acked)
+            session, seen, durable, acked = (NOTHING if number is None else str(number) for number in numbers)
             journal = f"{each.instance}+{each.partition}" if each.partition else each.instance
             streams.add_row(
-                *_texts(journal, each.name, str(each.id), each.state, session, durable, acked),
+                *_texts(journal, each.name, str(each.id), each.state, session, seen, durable, acked),
                 "yes" if each.ended else "",
             )
         show(streams)
@@ -296,7 +300,7 @@ def _texts(*values: str) -> list[Text]:
 @click.argument("what", metavar="STREAM|INSTANCE")
 @click.option("--to", "target", required=True, metavar="HOST:PORT", help="The worker to go to.")
 @cookie_option
-@_journals
+@journals_option
 @broker_options
 @json_option
 @click.pass_context
@@ -311,53 +315,27 @@ def migrate(
 ) -> None:
     """Move an instance, with all its streams and connectors, to another worker.
 
-    It ends when the worker has begun to move it; `penstock connector status` shows where it is.
+    It ends when the worker has begun to move it; `penstock connector status` shows where it is. `penstock journals
+    history` tells who moved what.
 
     \b
     Examples:
       penstock connector migrate web --to 10.0.0.7:7110 --cookie-file cookie
     """
+    from penstock.cli.places import who
+    from penstock.connector import moving
     from penstock.connector.settings import split
+    from penstock.pipeline.clock import now_us
 
     split(target)
     cookie = cookie_of(cookie_file)
-    workers = [each for each in asyncio.run(_survey(connection, journals)) if each.answers and each.http]
-    if not workers:
-        raise PenstockError(
-            "no worker answers",
-            hint="start one, with --http; `penstock connector status` shows those that were there",
-        )
-    if all(each.address != target for each in workers):
-        click.echo(f"Warning: no worker that answers is known at {target}.", err=True)
-    for each in workers:
-        instance = _asked_to_move(each, what, target, cookie)
-        if instance is not None:
-            if wants_json(ctx):
-                emit({"instance": instance, "from": each.address, "to": target})
-            else:
-                click.echo(f"instance {instance} moves from {each.address} to {target}")
-            return
-    raise PenstockError(
-        f"no worker has an instance or an open stream called '{what}'",
-        hint="`penstock connector status` lists workers and streams",
-    )
-
-
-def _asked_to_move(worker: WorkerStatus, what: str, target: str, cookie: bytes) -> str | None:
-    """The instance that a worker moves now; None if it has none of that name."""
-    import msgspec
-
-    from penstock.connector.status import request
-
-    body = msgspec.json.encode({"what": what, "to": target})
-    try:
-        code, answer = request(worker.http, "POST", "/migrate", body, cookie)
-    except OSError as error:
-        raise PenstockError(f"the worker at {worker.address} is gone: {error}", hint="try again") from None
-    text = answer.decode(errors="replace").strip()
-    if code == 200:
-        return str(msgspec.json.decode(answer)["instance"])
-    if code == 404:
-        return None
-    hint = "give the cookie that the worker was started with (--cookie-file)" if code == 403 else None
-    raise PenstockError(f"the worker at {worker.address} refused: {text}", hint=hint)
+    workers = moving.able(asyncio.run(_survey(connection, journals)))
+    warn(moving.unknown(workers, target))
+    moved = moving.move(workers, what, target, cookie)
+    with connection.client() as client:
+        moved = moving.recorded(client, journals, moved, who(), now_us())
+    warn(moved.unrecorded)
+    if wants_json(ctx):
+        emit({"instance": moved.instance, "from": moved.origin, "to": moved.target})
+    else:
+        click.echo(f"instance {moved.instance} {moved.words}")

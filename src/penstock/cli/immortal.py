@@ -286,7 +286,15 @@ def list_command(ctx: click.Context, connection: Connection, log: str | None) ->
     from penstock.cli.tables import name as shown
 
     rows = table(
-        "instance", "version>", "replicas>", "primary", "checkpoints>", "last>", "log>", "to replay>"
+        "instance",
+        "version>",
+        "replicas>",
+        "primary",
+        "checkpoints>",
+        "last>",
+        "log>",
+        "to replay>",
+        "calls/s>",
     )
     for one in found:
         last = one.checkpoints[-1] if one.checkpoints else None
@@ -299,6 +307,7 @@ def list_command(ctx: click.Context, connection: Connection, log: str | None) ->
             byte_size(last.size) if last else NOTHING,
             byte_size(one.log_end - one.log_begin),
             byte_size(one.log_since_checkpoint),
+            _pace(one, NOTHING),
         )
     show(rows)
 
@@ -334,6 +343,7 @@ def inspect(ctx: click.Context, connection: Connection, name: str, log: str | No
                 if serving
                 else NOTHING,
                 "epoch": str(one.epoch),
+                "calls": f"{_pace(one, NOTHING)} a second, {one.calls} taken by this primary",
                 "log": f"{one.log_begin} to {one.log_end}, {byte_size(one.log_since_checkpoint)} to replay",
                 "replicas": ", ".join(
                     f"{r.replica} (ports {r.receive_port}, {r.send_port})" for r in one.registrations
@@ -356,6 +366,10 @@ def inspect(ctx: click.Context, connection: Connection, name: str, log: str | No
             entry.by,
         )
     show(rows)
+
+
+def _pace(one: Description, unknown: str) -> str:
+    return unknown if one.calls_per_second is None else f"{one.calls_per_second:,.1f}"
 
 
 def _existing(connection: Connection, log: str | None) -> str:

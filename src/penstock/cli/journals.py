@@ -264,6 +264,7 @@ for _command in (
     journals_prune.prune,
     journals_upkeep.suspend,
     journals_upkeep.reset_head,
+    journals_upkeep.history,
     journals_upkeep.trim,
     journals_upkeep.roll,
 ):

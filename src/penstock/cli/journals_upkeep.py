@@ -9,7 +9,7 @@ import click
 
 from penstock.base.errors import CorruptError, PenstockError
 from penstock.base.units import counted
-from penstock.cli.common import emit, json_option, show, visible, wants_json
+from penstock.cli.common import emit, json_option, show, visible, wants_json, warn
 from penstock.cli.connection import Connection, broker_options
 from penstock.cli.selecting import confirm, selected, selector_option, yes_option
 
@@ -152,16 +152,16 @@ def suspend(ctx: click.Context, *, connection: Connection, selector: LabelSelect
       penstock journals suspend -l prefix=archive/
       penstock journals suspend -l name=shop/orders --force
     """
-    from penstock.journal import upkeep
+    from penstock.cli.places import who
+    from penstock.log import upkeep
+    from penstock.pipeline.clock import now_us
 
     with connection.client() as client:
-        journals = selected(client, selector)
-        for journal in journals:
-            upkeep.suspend(client, journal, force=force)
-        levels = {journal.spec.name: upkeep.level(journal) for journal in client.list(selector)}
-    for journal in journals:
+        journals = [*selected(client, selector)]
+        done = [upkeep.suspend(client, journal, who(), now_us(), force=force) for journal in journals]
+    for journal, (level, unrecorded) in zip(journals, done, strict=True):
         name = journal.spec.name
-        level = levels.get(name, "NONE")
+        warn(unrecorded)
         if wants_json(ctx):
             emit({"journal": name, "level": level})
         elif level == "NONE":
@@ -202,7 +202,9 @@ def reset_head(
       penstock journals reset-head -l name=shop/orders
       penstock journals reset-head -l prefix=shop/ --yes
     """
-    from penstock.journal import upkeep
+    from penstock.cli.places import who
+    from penstock.log import upkeep
+    from penstock.pipeline.clock import now_us
 
     with connection.client() as client:
         journals = [journal for journal in selected(client, selector) if not _without_brokers(journal)]
@@ -212,8 +214,11 @@ def reset_head(
             if not names:
                 return
         confirm(ctx, f"Reset the write head of {_some(names)}? Only if their replicas are lost.", yes=yes)
-        for name in names:
-            done = upkeep.reset_head(client, name)
+        for journal in journals:
+            if (name := journal.spec.name) not in names:
+                continue
+            done, unrecorded = upkeep.reset_head(client, journal, who(), now_us())
+            warn(unrecorded)
             if wants_json(ctx):
                 emit({"journal": name, "offset": done.offset, "outcome": done.outcome})
             else:
@@ -234,6 +239,44 @@ def _explained(ctx: click.Context, client: Client, journals: Sequence[ListRespon
             for line in one.lines():
                 click.echo(visible(line))
     return [one.journal for one in found if one.needed]
+
+
+@click.command(short_help="Who suspended, reset or moved what.")
+@click.argument("journal", required=False)
+@click.option(
+    "-n", "--count", type=click.IntRange(min=1), default=50, show_default=True, help="How many at most."
+)
+@broker_options
+@json_option
+@click.pass_context
+def history(ctx: click.Context, *, connection: Connection, journal: str | None, count: int) -> None:
+    """Show who did what to a journal, or to all: `suspend`, `reset-head`, and `connector migrate`.
+
+    What operators did to a pipeline is told by `penstock offset history`.
+
+    \b
+    Examples:
+      penstock journals history
+      penstock journals history shop/orders --json
+    """
+    import msgspec
+
+    from penstock.cli.tables import name, table, timestamp
+    from penstock.log.audit import deeds
+
+    with connection.client() as client:
+        found = deeds(client, journal)[-count:]
+    if wants_json(ctx):
+        for deed in found:
+            emit(msgspec.to_builtins(deed))
+        return
+    rows = table("time", "who", "journal", "action", "outcome")
+    for deed in found:
+        rows.add_row(
+            timestamp(deed.time),
+            *(name(text) for text in (deed.who, deed.journal, deed.action, deed.outcome)),
+        )
+    show(rows)
 
 
 @click.command(short_help="Delete what lies below an offset.")

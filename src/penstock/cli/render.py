@@ -17,6 +17,7 @@ from penstock.cli import tables
 from penstock.cli.catalogue import Entry, quoted
 from penstock.cli.common import visible
 from penstock.cli.tables import NOTHING, byte_size, duration
+from penstock.log.transaction import ABORTED, Transaction
 from penstock.pipeline.progress import CopyProgress, NodeProgress, Progress, Summary
 
 STATE_STYLE = {
@@ -62,6 +63,7 @@ def progress(now: Progress) -> RenderableType:
         parts.append(table)
     parts += [copy_line(copy) for node in now.nodes for copy in node.copies]
     parts += [gauge_line(node) for node in now.nodes if node.gauges]
+    parts += [transaction_line(node.node, node.transaction) for node in now.nodes if node.transaction]
     parts += [tables.error(node.node, node.error) for node in now.nodes if node.error]
     return Group(*parts) if len(parts) > 1 else headline
 
@@ -73,6 +75,12 @@ def copy_line(copy: CopyProgress) -> Text:
     left = f", {duration(copy.left)} left" if copy.left is not None else ""
     told = f"  {copy.rows:,}{of} rows{share}, {copy.rate:,.0f}/s{left}"
     return Text.assemble(("copying ", "dim"), visible(copy.ns), (told, "dim"))
+
+
+def transaction_line(sink: str, transaction: Transaction) -> Text:
+    """A two-phase commit on its way, in a line."""
+    style = "red" if transaction.state == ABORTED else "dim"
+    return Text.assemble(visible(sink), (f"  {visible(transaction.words)}", style))
 
 
 def gauge_line(node: NodeProgress) -> Text:

@@ -114,6 +114,8 @@ def _remarks(sink: SinkStatus) -> Iterator[RenderableType]:
     """What an operator should know about a sink beyond the numbers."""
     if sink.error:
         yield tables.error(sink.sink, sink.error)
+    if sink.transaction is not None:
+        yield render.transaction_line(sink.sink, sink.transaction)
     if sink.detached:
         told = "detached: it fell too far behind and lacks messages; set it with `penstock offset mark`, then backfill"
         yield _remark(sink.sink, told, "red")

@@ -24,6 +24,7 @@ from penstock.cli.common import (
     wants_json,
 )
 from penstock.cli.connection import Connection, broker_options
+from penstock.cli.connector_options import cookie_of, cookie_option
 
 if TYPE_CHECKING:
     from penstock.console.cluster import Cluster
@@ -57,6 +58,7 @@ DEFAULT_LISTEN = "127.0.0.1:8400"
 @click.option("--read-only", is_flag=True, help="Nobody changes anything from here.")
 @click.option("--tls-cert", type=_FILE, help="TLS of the page: the certificate.")
 @click.option("--tls-key", type=_FILE, help="TLS of the page: its key.")
+@cookie_option
 @etcd_options(required=False)
 @value_files
 @broker_options
@@ -71,6 +73,7 @@ def console(
     read_only: bool,
     tls_cert: Path | None,
     tls_key: Path | None,
+    cookie_file: Path | None,
     connection: Connection,
     etcd: EtcdSettings,
 ) -> None:
@@ -78,7 +81,8 @@ def console(
 
     Name PIPELINE files if their functions are to be shown and messages delivered by hand; of a data directory the file
     of the last run is known already. On a loopback address the page is for the user who starts it, and for root;
-    --token and --users let others in. Any other address needs one of them, and TLS.
+    --token and --users let others in. Any other address needs one of them, and TLS. --cookie-file is for moving the
+    instances of connectors between workers.
 
     \b
     Examples:
@@ -91,7 +95,8 @@ def console(
     made = door(listen, token, users, read_only=read_only, cert=tls_cert, key=tls_key)
     made.options()
     definitions, cluster = _definitions(ctx, files, connection), _cluster(etcd, connection)
-    asyncio.run(_until_signalled(ctx, reaching(connection), definitions, made, cluster))
+    cookie = cookie_of(cookie_file)
+    asyncio.run(_until_signalled(ctx, reaching(connection), definitions, made, cluster, cookie))
 
 
 def _cluster(etcd: EtcdSettings, connection: Connection) -> Cluster | None:
@@ -166,7 +171,12 @@ def _definitions(ctx: click.Context, files: tuple[str, ...], connection: Connect
 
 
 async def _until_signalled(
-    ctx: click.Context, reaching: Reaching, definitions: Definitions, door: Door, cluster: Cluster | None
+    ctx: click.Context,
+    reaching: Reaching,
+    definitions: Definitions,
+    door: Door,
+    cluster: Cluster | None,
+    cookie: bytes,
 ) -> None:
     from penstock.console.serving import serve
 
@@ -181,7 +191,7 @@ async def _until_signalled(
         else:
             click.echo(f"The console of {reaching.place} is at {address}  (Ctrl-C ends it)")
 
-    await serve(reaching, definitions, door, ready=ready, stop=stop, cluster=cluster)
+    await serve(reaching, definitions, door, ready=ready, stop=stop, cluster=cluster, cookie=cookie)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ ask, and whom to send a connector to; who may append is said by the registers of
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -74,14 +75,20 @@ async def workers(client: AsyncClient, prefix: str) -> Sequence[Entry]:
     return sorted(found)
 
 
-async def ask(owner: Owner, cookie: bytes, instance: str, version: str = fr.SOURCE_VERSION) -> int | None:
+async def ask(
+    owner: Owner,
+    cookie: bytes,
+    instance: str,
+    version: str = fr.SOURCE_VERSION,
+    tls: ssl.SSLContext | None = None,
+) -> int | None:
     """Whether a worker lives and has an instance (`MINE`, `LEAVING`), lives and has not (0), or does not answer."""
     host, port = split(owner.address)
     hello = fr.Hello(version, cookie, "penstock", instance, frozenset({PROBE + owner.nonce}))
     writer = None
     try:
         async with asyncio.timeout(_PATIENCE):
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await asyncio.open_connection(host, port, ssl=tls)
             writer.write(fr.encode(hello))
             splitter = Splitter(65536)
             while data := await reader.read(65536):
@@ -90,6 +97,8 @@ async def ask(owner: Owner, cookie: bytes, instance: str, version: str = fr.SOUR
                     if isinstance(answer, fr.Error) and answer.reason.startswith(_TELLS_NOTHING):
                         return MINE  # it lives, and does not trust us: nothing to take from it
                     return answer.credits if isinstance(answer, fr.Ok) else 0
+    except ssl.SSLError:
+        return MINE  # somebody lives there whom we do not trust: nothing to take from it
     except (OSError, TimeoutError, fr.FrameError):
         return None
     finally:

@@ -111,6 +111,10 @@ class Ok(msgspec.Struct, frozen=True):
     credits: int
 
 
+NOT_NOW: Final = "not now: "
+"""So begins the reason of a sink that wants to be asked again later, such as one whose disk is full."""
+
+
 class Error(msgspec.Struct, frozen=True):
     """The session ends, for a reason meant for people."""
 

@@ -42,9 +42,10 @@ class PointsLostError(PenstockError):
 
     def __init__(self, journal: str, begin: int) -> None:
         super().__init__(
-            f"journal {journal} begins at byte {begin}, behind its last points of reference: "
-            "nobody knows which messages it had",
-            hint="its retention is too short for how seldom it is written; use another instance name",
+            f"journal {journal} begins at byte {begin}, behind its last points of reference: nobody knows which "
+            "messages it had (`penstock connector recover` tells it)",
+            hint="`penstock connector recover` if you know how far its streams are, or another instance name; and see "
+            "that retention leaves it its last 16 MiB",
         )
 
 
@@ -188,13 +189,13 @@ async def open_journal(
     await ensure(client, spec)
     with faults.step("connector-claim"):
         owner = await claim(client, spec.name, me.token(), records.claim(me.name))
-    points = await _points(client, spec.name, owner.claimed_at)
+    points = await points_of(client, spec.name, owner.claimed_at)
     log = JournalLog(client, owner, points, on_failure, outage_limit)
     await log.start()
     return log
 
 
-async def _points(client: AsyncClient, journal: str, end: int) -> Points:
+async def points_of(client: AsyncClient, journal: str, end: int) -> Points:
     """The points of reference as of byte `end`: from the newest fragment back to one that tells all of them."""
     begins = [fragment.spec.begin async for fragment in client.fragments(journal)]
     first = min(begins, default=end)

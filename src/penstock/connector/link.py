@@ -6,6 +6,7 @@ Used by the source kit. `connect` gives a link whose session is streaming, or te
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from struct import Struct
@@ -36,6 +37,16 @@ class WorkerRefusedError(PenstockError):
     """The worker answered with an ERROR."""
 
 
+class UntrustedError(LinkLostError):
+    """The worker shows a certificate that nobody we trust has signed, or one of another name."""
+
+    def __init__(self, address: str, error: ssl.SSLCertVerificationError) -> None:
+        super().__init__(
+            f"the certificate of the worker at {address} is not to be trusted: {error.verify_message}",
+            hint="--tls-ca FILE names whom to trust; the address must be one that the certificate has",
+        )
+
+
 class MovedError(PenstockError):
     """The worker sent us elsewhere instead of opening a session."""
 
@@ -51,6 +62,13 @@ class TooLargeError(PenstockError):
         super().__init__(f"message {number} is too large for a frame of {limit:,} bytes")
 
 
+_FINAL: Final = (
+    "Bad cookie",
+    "Unknown protocol version",
+    "no instance can be called",
+    "the instance has no name",
+)
+"""Refusals that no waiting mends."""
 _HINTS: Final = {
     "Bad cookie": "give the cookie that the worker was started with (--cookie-file)",
     "Unknown protocol version": "connector and worker must be of versions that speak the same protocol",
@@ -60,6 +78,13 @@ _HINTS: Final = {
 
 def _hint(reason: str) -> str | None:
     return next((hint for begin, hint in _HINTS.items() if reason.startswith(begin)), None)
+
+
+def is_final(error: LinkLostError | WorkerRefusedError, *, first: bool) -> bool:
+    """Whether trying again is of no use. `first`: there was no session yet, so it is our trust that is wrong."""
+    if isinstance(error, UntrustedError):
+        return first
+    return error.message.partition(" refused: ")[2].startswith(_FINAL)
 
 
 class Link:
@@ -169,16 +194,18 @@ class Link:
             raise LinkLostError(f"the worker at {self.address} is gone: {error}") from None
 
 
-async def connect(address: str, hello: fr.Hello) -> Link:
-    """Connect and open a session. Raises `LinkLostError`, `WorkerRefusedError` or `MovedError`."""
+async def connect(address: str, hello: fr.Hello, tls: ssl.SSLContext | None = None) -> Link:
+    """Connect and open a session. Raises `LinkLostError`, `WorkerRefusedError`, `MovedError` or `UntrustedError`."""
     host, port = split(address)
     link: Link | None = None
     try:
         async with asyncio.timeout(_SILENCE):
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await asyncio.open_connection(host, port, ssl=tls)
             link = Link(address, reader, writer)
             await link.greet(hello)
             return link
+    except ssl.SSLCertVerificationError as error:
+        raise UntrustedError(address, error) from None
     except (OSError, TimeoutError) as error:
         if link is not None:
             await link.close()

@@ -58,6 +58,11 @@ class Peer(asyncio.Protocol):
         self._acking: asyncio.Handle | None = None
         self._reading = True
 
+    def last_seen(self, stream: int) -> int | None:
+        """The last id that came on a stream of this session, or that it goes on behind; None if there is none."""
+        last = self._intake.last.get(stream, self.session.last.get(stream, NOTHING_SEEN))
+        return None if last < 0 or last == NOTHING_SEEN else last
+
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import re
+import ssl
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -51,6 +52,17 @@ class WorkerSettings:
 
     def trusts(self, cookie: bytes) -> bool:
         return hmac.compare_digest(cookie, self.cookie)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTls:
+    """What a worker shows to those who connect, and whom it trusts when it asks other workers.
+
+    All workers of one prefix have it, or none.
+    """
+
+    shows: ssl.SSLContext
+    trusts: ssl.SSLContext
 
 
 class NotHereError(UsageError):

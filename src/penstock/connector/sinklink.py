@@ -14,7 +14,7 @@ from typing import Final
 
 from penstock.base.errors import AwayError
 from penstock.connector.framing import Splitter
-from penstock.connector.twopc import Coordinator, Event, Listed, Redirected, SinkError, Vote, Who
+from penstock.connector.twopc import Coordinator, Event, Listed, Redirected, SinkError, Step, Vote, Who
 
 ANSWER_LIMIT: Final = 16 << 20
 """Bytes that one frame of a sink may have."""
@@ -99,10 +99,13 @@ class SinkLink:
             raise self._away(error) from None
 
     def _told_before(self) -> None:
-        with contextlib.suppress(AwayError):
-            self._socket.settimeout(1.0)
+        self._socket.settimeout(1.0)
+        try:
             while True:
                 self._wait()
+        except AwayError:
+            if self.machine.step is Step.ENDED:  # the sink's own words, not the network's
+                raise
 
     def _wait(self) -> Event:
         while True:

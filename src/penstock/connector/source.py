@@ -32,6 +32,7 @@ import hashlib
 import inspect
 import logging
 import random
+import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple, cast
@@ -40,7 +41,7 @@ from penstock.base import faults
 from penstock.base.errors import PenstockError, UsageError
 from penstock.connector import frames as fr
 from penstock.connector.frames import NOTHING_SEEN, SOURCE_VERSION
-from penstock.connector.link import Link, LinkLostError, MovedError, WorkerRefusedError, connect
+from penstock.connector.link import Link, LinkLostError, MovedError, WorkerRefusedError, connect, is_final
 from penstock.connector.session import Connection
 from penstock.connector.session import Stream as State
 
@@ -49,8 +50,6 @@ log = logging.getLogger(__name__)
 _IDLE = 0.05
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 _MIGRATION_TRIES = 8
-_FINAL = ("Bad cookie", "Unknown protocol version", "no instance can be called", "the instance has no name")
-"""Refusals that no waiting mends."""
 
 
 class Record(NamedTuple):
@@ -154,8 +153,11 @@ class Connector:
         max_frame: int = fr.MAX_FRAME,
         patience: float | None = None,
         migration_tries: int = _MIGRATION_TRIES,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`patience`: seconds without any worker after which `run` gives up; None: never.
+
+        `tls`: whom to trust, for workers that speak TLS; all that this connector is sent to do then.
 
         `migration_tries`: how often the address that a worker names is tried before the old one is, too.
         """
@@ -168,6 +170,7 @@ class Connector:
         self._max_frame = max_frame
         self._patience = patience
         self._migration_tries = migration_tries
+        self._tls = tls
         self._check(streams)
         self._stop = asyncio.Event()
         self.link: Link | None = None
@@ -201,7 +204,7 @@ class Connector:
         link: Link | None = None
         while not self._stop.is_set() and not self._done:
             try:
-                link = link or await connect(self._address, self._hello)
+                link = link or await self._connected(self._address)
                 silent_since = asyncio.get_running_loop().time()
                 self.progressed = False
                 link = await self._session(link)
@@ -212,7 +215,7 @@ class Connector:
                 self._prefer(moved.address)
                 failures = 0 if self.progressed else failures + 1
             except (LinkLostError, WorkerRefusedError) as error:
-                if error.message.partition(" refused: ")[2].startswith(_FINAL):
+                if is_final(error, first=self.link is None):
                     raise
                 link = None
                 failures = 1 if self.progressed else failures + 1
@@ -227,6 +230,9 @@ class Connector:
                 )
             if failures > 1 or not self.progressed:
                 await self._pause(failures)
+
+    async def _connected(self, address: str) -> Link:
+        return await connect(address, self._hello, self._tls)
 
     async def _pause(self, failures: int) -> None:
         longest = min(_FIRST_WAIT * 2 ** min(failures, 10), _LONGEST_WAIT)
@@ -416,7 +422,7 @@ class _Session:
         for failures in range(1, self._connector._migration_tries + 1):
             try:
                 with faults.step("source-move"):
-                    link = await connect(self._target, self._connector._hello)
+                    link = await self._connector._connected(self._target)
             except MovedError as moved:
                 self._target = moved.address
                 self._connector._prefer(moved.address)

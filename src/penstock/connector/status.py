@@ -34,6 +34,7 @@ class StreamStatus(msgspec.Struct, frozen=True):
     name: str
     state: str
     session: int | None = None
+    last_seen: int | None = None
     last_durable: int | None = None
     last_acked: int | None = None
     ended: bool = False
@@ -100,13 +101,14 @@ def snapshot(worker: Worker) -> WorkerStatus:
 
 
 def _streams(worker: Worker) -> list[StreamStatus]:
-    acked = {(peer.number, stream): last for peer in worker.peers for stream, last in peer.acked.items()}
+    peers = {peer.number: peer for peer in worker.peers}
     streams = []
     for name, instance in sorted(worker.instances.items()):
         registry = instance.registry
         for stream in sorted(registry.points.keys() | registry.held.keys()):
             point, holding = registry.points.get(stream), registry.held.get(stream)
             last = None if point is None or point.last == NOTHING_SEEN else point.last
+            peer = peers.get(holding.session) if holding is not None else None
             streams.append(
                 StreamStatus(
                     name,
@@ -114,8 +116,9 @@ def _streams(worker: Worker) -> list[StreamStatus]:
                     point.name if point is not None else "",
                     holding.state.value if holding is not None else "inactive",
                     holding.session if holding is not None else None,
+                    last if peer is None else peer.last_seen(stream),
                     last,
-                    acked.get((holding.session, stream)) if holding is not None else last,
+                    last if peer is None else peer.acked.get(stream),
                     point is not None and point.ended,
                     instance.partition_of(stream),
                 )
@@ -141,7 +144,12 @@ def metrics(status: WorkerStatus) -> str:
         lines.append(
             f"{full}{{{_labels(session=session.number, instance=session.instance)}}} {session.credits}"
         )
-    for name, text in (("last_durable", "Last id in the log."), ("last_acked", "Last id acknowledged.")):
+    told = {
+        "last_seen": "Last id that came.",
+        "last_durable": "Last id in the log.",
+        "last_acked": "Last id acknowledged.",
+    }
+    for name, text in told.items():
         full = family(f"stream_{name}", "gauge", text)
         for stream in status.streams:
             value_or_none = getattr(stream, name)

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from penstock.base.errors import PenstockError
+from penstock.base.errors import AwayError, PenstockError
 from penstock.connector.frames import (
     HEAD,
+    NOT_NOW,
     SINK_VERSION,
     Error,
     Frame,
@@ -186,18 +187,20 @@ class Coordinator:
         return encode_inner(WorkersLeft(self._rtag, tuple(workers)))
 
     def receive(self, payload: memoryview | bytes) -> Event | None:
-        """What a frame of the sink means; None if more has to come first."""
+        """What a frame of the sink means; None if more has to come first. `AwayError` if it asks to come later."""
         try:
             return self._received(frame_of(payload))
         except FrameError as error:
             self.step = Step.ENDED
             raise SinkError(f"the sink sent what is no frame: {error.what}") from None
-        except SinkError:
+        except (SinkError, AwayError):
             self.step = Step.ENDED
             raise
 
     def _received(self, frame: Frame) -> Event | None:
         match frame:
+            case Error(reason) if reason.startswith(NOT_NOW):
+                raise AwayError(f"the sink cannot go on now: {reason.removeprefix(NOT_NOW)}")
             case Error(reason):
                 raise SinkError(f"the sink refused: {reason}")
             case Restart(address):

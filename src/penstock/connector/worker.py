@@ -29,7 +29,7 @@ from penstock.connector.instances import Instance
 from penstock.connector.partitions import open_instance
 from penstock.connector.registry import Decision, Owner, decision, owner_of
 from penstock.connector.serving import Peer
-from penstock.connector.settings import NotHereError, WorkerSettings, split
+from penstock.connector.settings import NotHereError, WorkerSettings, WorkerTls, split
 from penstock.journal.client import AsyncClient, BrokerGoneError, JournalError, TimedOutError, backoff
 from penstock.journal.protocol import Status
 
@@ -52,6 +52,7 @@ class Worker:
         name: str = "worker",
         replication: int = 1,
         store: str = "file:///",
+        tls: WorkerTls | None = None,
     ) -> None:
         self.settings = settings
         self.client = client
@@ -65,6 +66,7 @@ class Worker:
         """Where instances went that were moved away."""
         self.started = time.time()
         self._replication, self._store = replication, store
+        self._tls = tls
         self._locks: dict[str, asyncio.Lock] = {}
         self._numbers = itertools.count(1)
         self._server: asyncio.Server | None = None
@@ -80,7 +82,12 @@ class Worker:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: Peer(self, next(self._numbers)), host, port, backlog=self.settings.max_sessions
+                lambda: Peer(self, next(self._numbers)),
+                host,
+                port,
+                backlog=self.settings.max_sessions,
+                ssl=self._tls.shows if self._tls is not None else None,
+                ssl_handshake_timeout=self.settings.hello_timeout if self._tls is not None else None,
             )
         except OSError as error:
             raise UsageError(
@@ -148,10 +155,7 @@ class Worker:
         for entry in known:
             if entry.owner == self.me:
                 continue
-            if (
-                await directory.ask(entry.owner, self.settings.cookie, "-probe", self.settings.version)
-                is not None
-            ):
+            if await self._ask(entry.owner, "-probe") is not None:
                 return entry.owner.address
             try:
                 await directory.leave(self.client, self.journals, entry)
@@ -255,16 +259,21 @@ class Worker:
         if decision(owner, self.me, None) is Decision.CLAIM:
             return ""
         assert owner is not None
-        answer = await directory.ask(owner, self.settings.cookie, name, self.settings.version)
+        answer = await self._ask(owner, name)
         if answer == directory.LEAVING:
             return None
         alive = answer == directory.MINE
         return owner.address if decision(owner, self.me, alive) is Decision.REDIRECT else ""
 
+    async def _ask(self, owner: Owner, instance: str) -> int | None:
+        """What another worker says about an instance (`directory.ask`)."""
+        trusts = self._tls.trusts if self._tls is not None else None
+        return await directory.ask(owner, self.settings.cookie, instance, self.settings.version, trusts)
+
     async def _moved(self, name: str) -> str:
         """Where an instance was sent that nobody has claimed since; here again if nobody is there."""
         target = Owner("", self.moved[name], "")
-        if await directory.ask(target, self.settings.cookie, "-probe", self.settings.version) is None:
+        if await self._ask(target, "-probe") is None:
             del self.moved[name]
             return ""
         return target.address

@@ -18,6 +18,7 @@ from penstock.base.secrets import mask
 from penstock.base.units import counted
 from penstock.console.definitions import Definitions
 from penstock.console.reaching import Reaching
+from penstock.log.control import STANDING
 from penstock.log.deadletters import DeadLetter
 from penstock.pipeline import delivering, editing
 from penstock.pipeline.clock import now_us
@@ -41,6 +42,8 @@ class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offsets: tuple[int, ...] = ()
     count: int = 1
     numbers: tuple[int, ...] = ()
+    to: str = ""
+    """Of an instance that moves: the worker to go to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,10 @@ class Actions:
         self._reaching = reaching
         self._definitions = definitions
 
+    def of(self, pipeline: str) -> PipelineActions:
+        """Those on one pipeline."""
+        return PipelineActions(self, pipeline)
+
     def plan(self, pipeline: str, wish: Wish) -> Plan:
         """What the wish would do."""
         with self._reaching.looking() as directory:
@@ -83,7 +90,7 @@ class Actions:
             run = directory.run(pipeline, now_us())
             state = directory.told_state(pipeline, wish.sink)
         if run is not None and wish.action not in _ANYTIME:
-            if wish.action not in _WHILE_STANDING or state not in editing.STANDING:
+            if wish.action not in _WHILE_STANDING or state not in STANDING:
                 return _refused(plan, *_while_running(pipeline, run))
             plan = replace(plan, changes=[*plan.changes, _THEN.format(sink=wish.sink)])
         missing = self._definitions.problem(pipeline, control) if wish.action in _NEED_FILE else None
@@ -153,6 +160,20 @@ class Actions:
             letters = _chosen(editor.directory, pipeline, wish)
             editor.drop_letters(pipeline, letters)
         return Outcome(True, [f"{counted(len(letters), 'dead letter')} given up."])
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineActions:
+    """The actions on one pipeline."""
+
+    actions: Actions
+    pipeline: str
+
+    def plan(self, wish: Wish) -> Plan:
+        return self.actions.plan(self.pipeline, wish)
+
+    def carry_out(self, wish: Wish, who: str) -> Outcome:
+        return self.actions.carry_out(self.pipeline, wish, who)
 
 
 @dataclass(frozen=True, slots=True)

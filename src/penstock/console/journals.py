@@ -25,7 +25,10 @@ from penstock.journal.fragment import Fragment
 from penstock.journal.labels import values_of
 from penstock.journal.protocol import ListResponse, ProcessSpec
 from penstock.journal.specs_fields import plain
+from penstock.log import audit
+from penstock.log import upkeep as kept
 from penstock.log.journals import KIND_LABEL, PIPELINE_LABEL
+from penstock.pipeline.clock import now_us
 from penstock.pipeline.operations import Directory
 
 PAGE = 50
@@ -33,6 +36,8 @@ _MOST_FRAGMENTS = 500
 _MOST_STORES = 20
 _HEALTHY_SECONDS = 30.0
 _REMEMBERED = 5000
+_MOST_DEEDS = 20
+_NOT_SUSPENDED = "Not suspended: content is not in a store yet, or in use."
 
 
 class JournalQuestions:
@@ -69,6 +74,7 @@ class JournalQuestions:
             client, found = directory.client, upkeep.named(directory.client, journal)
             if found is None:
                 raise UsageError(f"there is no journal '{journal}'")
+            history = audit.told(client, _MOST_DEEDS, journal)
             row = self._row(client, found, len(_brokers(client.list())))
             status = self._cluster.journal(journal) if self._cluster else None
             fragments: list[Fragment] = []
@@ -88,6 +94,7 @@ class JournalQuestions:
             "state": status.state if status else None,
             "replicas": msgspec.to_builtins(status.replicas) if status else [],
             "spec": plain(found.spec),
+            "history": msgspec.to_builtins(history),
             "head": head,
             "problem": problem,
             "fragment_count": len(fragments),
@@ -150,23 +157,24 @@ class JournalQuestions:
             return _plan_reset(wish.sink, extent, options)
         raise UsageError(f"there is no action '{wish.action}' on a journal")
 
-    def carry_out(self, wish: Wish) -> Outcome:
+    def carry_out(self, wish: Wish, who: str) -> Outcome:
         with self._reaching.looking() as directory:
             client = directory.client
             journal = upkeep.named(client, wish.sink)
             if journal is None:
                 raise UsageError(f"there is no journal '{wish.sink}'")
             if wish.action == "suspend":
-                upkeep.suspend(client, journal, force=False)
-                after = upkeep.named(client, wish.sink)
-                level = upkeep.level(after) if after is not None else "NONE"
-                if level == "NONE":
-                    return Outcome(False, ["Not suspended: content is not in a store yet, or in use."])
-                return Outcome(True, [f"{wish.sink} is suspended ({level})."])
-            if wish.action == "reset-head":
-                done = upkeep.reset_head(client, wish.sink)
-                return Outcome(done.outcome == "reset", [f"{wish.sink}: {done.words}"])
-        raise UsageError(f"there is no action '{wish.action}' on a journal")
+                level, unrecorded = kept.suspend(client, journal, who, now_us(), force=False)
+                done = level != "NONE"
+                told = f"{wish.sink} is suspended ({level})." if done else _NOT_SUSPENDED
+            elif wish.action == "reset-head":
+                reset, unrecorded = kept.reset_head(client, journal, who, now_us())
+                done, told = reset.outcome == "reset", f"{wish.sink}: {reset.words}"
+            else:
+                raise UsageError(f"there is no action '{wish.action}' on a journal")
+        self._healthy.forget()
+        self._listed.forget()
+        return Outcome(done, [line for line in (told, unrecorded) if line])
 
     def _row(self, client: Client, journal: ListResponse.Journal, brokers: int) -> Json:
         name, route = journal.spec.name, journal.route

@@ -92,7 +92,8 @@ class Lookout:
         self._lock = threading.Lock()
         self._nudged = threading.Event()
         self._stopping = threading.Event()
-        self._first = threading.Event()
+        self._round: tuple[int, int] | None = (0, 0)
+        """While everything is looked at for the first time: how many pipelines are done, of how many."""
         self._thread = threading.Thread(target=self._run, name="lookout", daemon=True)
 
     def start(self) -> None:
@@ -111,10 +112,6 @@ class Lookout:
         for kept in list(self._kept.values()):
             kept.due = 0.0
         self._nudged.set()
-
-    def wait_for_first(self, seconds: float) -> None:
-        """Until everything was looked at once, if that is soon."""
-        self._first.wait(seconds)
 
     def names(self) -> list[str]:
         with self._lock:
@@ -138,7 +135,8 @@ class Lookout:
 
     def place_text(self) -> bytes:
         """What the page is told of the place."""
-        return msgspec.json.encode({"place": self.reaching.place, "problem": self.problem})
+        told: Json = {"place": self.reaching.place, "problem": self.problem, "looking": self._round}
+        return msgspec.json.encode(told)
 
     def subscribe(self, subscriber: Subscriber) -> None:
         with self._lock:
@@ -164,7 +162,7 @@ class Lookout:
             except Exception as error:
                 log.exception("looking at %s failed", self.reaching.place)
                 self._set_problem(mask(f"unexpected {type(error).__name__}: {error}"))
-            self._first.set()
+            self._set_round(None)
             self.reaching.idle()
             self._nudged.wait(TICK)
 
@@ -187,9 +185,11 @@ class Lookout:
                 for name in self._journals
                 if seen is not None or name not in self._kept or self._kept[name].due <= now
             ]
-            for name in due:
+            for done, name in enumerate(due):
                 if self._stopping.is_set():
                     return
+                if self._round is not None:
+                    self._set_round((done, len(due)))
                 self._look_at(directory, name)
         if isinstance(self.reaching, DirectoryPlace) and seen is not None:
             self.reaching.settle()
@@ -269,6 +269,11 @@ class Lookout:
     def _set_problem(self, problem: str | None) -> None:
         if problem != self.problem:
             self.problem = problem
+            self._tell({""})
+
+    def _set_round(self, at: tuple[int, int] | None) -> None:
+        if at != self._round:
+            self._round = at
             self._tell({""})
 
     def _tell(self, names: set[str]) -> None:

@@ -32,3 +32,8 @@ class Remembered:
             with self._lock:
                 self._known = (before, question, answer)
         return answer
+
+    def forget(self) -> None:
+        """Something was changed from here: the next answer is read."""
+        with self._lock:
+            self._known = None

@@ -17,10 +17,11 @@ from penstock.console.access import Access, Credential, is_loopback
 from penstock.console.actions import Actions
 from penstock.console.cluster import Cluster
 from penstock.console.definitions import Definitions
+from penstock.console.guarding import Options
 from penstock.console.lookout import Lookout
 from penstock.console.questions import Questions
 from penstock.console.reaching import Reaching
-from penstock.console.server import Console, Options
+from penstock.console.server import Console
 
 DEFAULT_LISTEN = "127.0.0.1:8400"
 _STOP_SECONDS = 2.0
@@ -76,14 +77,14 @@ async def serve(
     ready: Callable[[str], None],
     stop: asyncio.Event,
     cluster: Cluster | None = None,
+    cookie: bytes = b"",
 ) -> None:
     """Serve until `stop`; `ready` is told the address."""
     options = door.options()
     access = Access(door.credentials, local=is_loopback(options.host), read_only=door.read_only)
     lookout = Lookout(reaching)
-    console = Console(
-        lookout, Questions(reaching, definitions), Actions(reaching, definitions), access, options, cluster
-    )
+    questions, actions = Questions(reaching, definitions), Actions(reaching, definitions)
+    console = Console(lookout, questions, actions, access, options, cluster, cookie)
     runner = web.AppRunner(
         console.application(), access_log=None, handle_signals=False, shutdown_timeout=_STOP_SECONDS
     )
@@ -120,6 +121,7 @@ def beside(
     door: Door,
     ready: Callable[[str], None],
     cluster: Cluster | None = None,
+    cookie: bytes = b"",
 ) -> Iterator[None]:
     """The console in a thread of its own for the time of the block."""
     door.options()
@@ -135,7 +137,7 @@ def beside(
             ready(address)
             started.set()
 
-        await serve(reaching, definitions, door, ready=up, stop=stop, cluster=cluster)
+        await serve(reaching, definitions, door, ready=up, stop=stop, cluster=cluster, cookie=cookie)
 
     def run() -> None:
         try:

@@ -181,6 +181,7 @@ def _sink(node: Json, sink: SinkStatus, live: NodeProgress | None, rates: Mappin
         "detached": sink.detached,
         "quotas": [{"what": q.what, "used": q.used, "limit": q.limit} for q in sink.quotas],
         "batch_ms": live.batch_ms if live else None,
+        "transaction": msgspec.to_builtins(sink.transaction),
     }
 
 

@@ -1,4 +1,4 @@
-"""What is known about an instance besides its log: how it was registered, and where its coordinators run.
+"""What is known about an instance besides its log: how it was registered, where its coordinators run, at what pace.
 
 All of it stands in one small journal, a line of JSON for each thing that was said; of each kind the last one holds.
 When it has grown, what still holds is said again and the rest is trimmed. `describe` and `describe_all` are for those
@@ -54,7 +54,19 @@ class Serving(msgspec.Struct, frozen=True, tag="serving"):
     at: float = 0.0
 
 
-Said = Registration | Serving
+class Pace(msgspec.Struct, frozen=True, tag="pace"):
+    """How many calls a primary has taken since it is one, and how many a second lately (`pace.py`)."""
+
+    epoch: int
+    calls: int
+    per_second: float
+    at: float
+
+
+PACE_HOLDS = 15.0
+"""So many seconds a pace holds: who takes calls says it every other second."""
+
+Said = Registration | Serving | Pace
 _said: msgspec.json.Decoder[Said] = msgspec.json.Decoder(Said)
 
 
@@ -63,14 +75,34 @@ class About(msgspec.Struct):
 
     registrations: dict[int, Registration] = {}
     serving: Serving | None = None
+    pace: Pace | None = None
 
     def hear(self, said: Said) -> None:
         if isinstance(said, Registration):
             known = self.registrations.get(said.replica)
             if known is None or said.at >= known.at:
                 self.registrations = {**self.registrations, said.replica: said}
+        elif isinstance(said, Pace):
+            if self.pace is None or (said.epoch, said.at) >= (self.pace.epoch, self.pace.at):
+                self.pace = said
         elif self.serving is None or said.epoch >= self.serving.epoch:
             self.serving = said
+
+    def calls(self) -> int:
+        """How many calls the primary has taken since it is one."""
+        return self.pace.calls if self.pace is not None and self._is_of_primary(self.pace) else 0
+
+    def calls_per_second(self, now: float) -> float | None:
+        """How many the primary takes lately; None if nobody has said so for a while, or ever."""
+        if self.serving is None:
+            return None
+        if self.pace is None or not self._is_of_primary(self.pace):
+            return 0.0
+        is_fresh = abs(now - self.pace.at) < PACE_HOLDS
+        return self.pace.per_second if is_fresh or not self.pace.per_second else None
+
+    def _is_of_primary(self, pace: Pace) -> bool:
+        return self.serving is not None and pace.epoch == self.serving.epoch
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -88,6 +120,10 @@ class Description(msgspec.Struct, frozen=True):
     log_since_checkpoint: int
     """Bytes of log behind the last checkpoint: what a recovery would replay."""
     checkpoint_bytes: int
+    calls: int = 0
+    """How many the primary has taken since it is one."""
+    calls_per_second: float | None = None
+    """How many it takes lately; None if that is not known."""
 
 
 async def read(client: AsyncClient, instance: str) -> About:
@@ -116,6 +152,8 @@ async def _rewrite(client: AsyncClient, instance: str, journal: str) -> None:
     everything: list[Said] = [*about.registrations.values()]
     if about.serving is not None:
         everything.append(about.serving)
+    if about.pace is not None:
+        everything.append(about.pace)
     await client.append(journal, b"".join(msgspec.json.encode(said) + b"\n" for said in everything))
     await client.trim(journal, rolled.offset)
 
@@ -172,6 +210,8 @@ async def describe(client: AsyncClient, instance: str) -> Description:
         log_end=end,
         log_since_checkpoint=end - last.log_offset if last else end,
         checkpoint_bytes=sum(entry.size for entry in there.entries),
+        calls=about.calls(),
+        calls_per_second=about.calls_per_second(time.time()),
     )
 
 

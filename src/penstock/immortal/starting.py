@@ -35,6 +35,7 @@ from penstock.immortal.logformat import (
     Upgraded,
     encode_mark,
 )
+from penstock.immortal.pace import tell_pace
 from penstock.immortal.peers import Peers
 from penstock.immortal.place import Place
 from penstock.immortal.sockets import Binding
@@ -353,6 +354,7 @@ class Life:
         coordinator.input.set()
         self._group.create_task(coordinator.commit())
         self._group.create_task(coordinator.watch_fence())
+        self._group.create_task(tell_pace(coordinator))
         self._peers.begin()
         self._tell(f"Primary: {self._options.name} on port {self._peers.port}")
         for end in ("input", "output") * 2:  # bindings count these: the four ends of the streams to itself

@@ -75,6 +75,8 @@ class State:
         self.incarnation = incarnation
         self.sequence = 0
         """The next record's id."""
+        self.calls = 0
+        """What was accepted in this life, from others and from itself."""
         self.sources: dict[str, Source] = {"": Source()}
         """What was accepted, whether it is in the log or not."""
         self._delivered: dict[str, Source] = {"": Source()}
@@ -144,6 +146,7 @@ class State:
         known = self.sources[source]
         now = known._replace(number=known.number + count, replayable=known.replayable + replayable)
         self.sources[source] = now
+        self.calls += count
         self._gather(message, source, now)
 
     def _pump(self) -> None:

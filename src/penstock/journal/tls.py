@@ -65,6 +65,20 @@ class ClientTls:
             chain, key = _read(self.cert_file, "certificate"), _read(self.key_file, "key")
         return grpc.ssl_channel_credentials(authority, key, chain)
 
+    def ssl_context(self) -> ssl.SSLContext:
+        """For sockets of asyncio."""
+        if (self.cert_file is None) != (self.key_file is None):
+            raise UsageError("a client certificate needs both its file and its key's file")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.ca_file:
+            _load_authority(context, self.ca_file, "CA")
+        else:
+            context.load_default_certs()
+        if self.cert_file and self.key_file:
+            _load_pair(context, self.cert_file, self.key_file)
+        return context
+
     def _authority(self) -> bytes | None:
         if self.ca_file:
             return _read(self.ca_file, "CA")

@@ -34,6 +34,8 @@ from penstock.log.journals import (
 
 RUN_BEGIN, RUN_BEAT, RUN_END = "run-begin", "run-beat", "run-end"
 PAUSE, RESUME = "pause", "resume"
+STANDING = ("stopped", "paused")
+"""What a run calls a sink that it does not feed until an operator says so."""
 BEAT_SECONDS = 5.0
 ALIVE_SECONDS = 20.0
 """A run whose last beat is older is taken for dead, where no lock tells."""
@@ -57,6 +59,13 @@ class ControlEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     detail: Detail = {}
 
 
+class Standing(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A sink that a run does not feed until an operator says so: how it calls that, and why it is so."""
+
+    state: str
+    error: str | None = None
+
+
 class RunMark(msgspec.Struct, frozen=True):
     """What the last run told. `beat` is when it was last heard of; times in us."""
 
@@ -76,6 +85,8 @@ class RunMark(msgspec.Struct, frozen=True):
     """The directory it was started in, from which relative places in the file count."""
     graph: dict[str, object] | None = None
     """The shape of the pipeline: nodes and edges, as `penstock graph` tells them."""
+    standing: dict[str, Standing] = {}
+    """The sinks that stand still while it runs, as of its last beat."""
 
     def alive(self, now: int) -> bool:
         """Whether it is taken to run still, at `now` (us)."""
@@ -105,7 +116,9 @@ class ControlState(msgspec.Struct, frozen=True):
             takes_its_place = entry.action == RUN_BEAT and "pid" in entry.detail
             return replace(self, run=_begun(entry)) if takes_its_place and self._vacant else self
         if entry.action == RUN_BEAT:
-            return replace(self, run=replace(self.run, beat=max(self.run.beat, entry.time)))
+            beat = max(self.run.beat, entry.time)
+            standing = msgspec.convert(entry.detail.get("standing") or {}, dict[str, Standing])
+            return replace(self, run=replace(self.run, beat=beat, standing=standing))
         if entry.action == RUN_END:
             code = entry.detail.get("exit_code")
             ended = replace(self.run, ended=True, exit_code=code if isinstance(code, int) else None)

@@ -93,6 +93,8 @@ class Commit(msgspec.Struct, frozen=True):
     """For targets that vote: this record is the decision, and these are the transactions that it commits."""
     leaving: tuple[str, ...] = ()
     """Worker names that the target is still to be told have left."""
+    dismissals: int = 0
+    """How often names have left. A group's decision of a time before says nothing about the lanes of now."""
     members: dict[str, Commit] | None = None
     """For the record of an atomic group: what each of its sinks has from here on."""
 
@@ -177,9 +179,7 @@ def edit(client: Client, pipeline: str, sink: str, now: int, change: Change) -> 
     if commit.watermark < before.watermark and commit.generation <= before.generation:
         commit = msgspec.structs.replace(commit, generation=before.generation + 1)
     published = before.in_target if commit.generation == before.generation else None
-    commit = msgspec.structs.replace(
-        commit, published=published, lanes=before.lanes, leaving=before.leaving
-    )  # what the target has been told is no matter of edits
+    commit = msgspec.structs.replace(_as_told(commit, before), published=published)
     log.replace(commit, namespaces, now)
     return log.state
 
@@ -195,10 +195,17 @@ def forget(client: Client, pipeline: str, sink: str, now: int = 0) -> bool:
         return False
     log = OffsetLog(client, pipeline, sink, now)
     held = log.state.commit
-    log.replace(Commit(generation=held.generation + 1, lanes=held.lanes, leaving=held.leaving), {}, now)
+    log.replace(_as_told(Commit(generation=held.generation + 1), held), {}, now)
     log.compact(now, least_bytes=0)
     client.apply([ApplyRequest.Change(expect_mod_revision=-1, delete=journal)])
     return True
+
+
+def _as_told(commit: Commit, before: Commit) -> Commit:
+    """The commit with what a target that votes has been told so far, which is no matter of edits."""
+    return msgspec.structs.replace(
+        commit, lanes=before.lanes, leaving=before.leaving, dismissals=before.dismissals
+    )
 
 
 class OffsetLog:

@@ -23,7 +23,7 @@ from penstock.journal.client import Client
 from penstock.journal.datadir import DataDir
 from penstock.journal.embedded import EmbeddedBroker, address
 from penstock.log import commitlog, offsets
-from penstock.log.control import PAUSE, RESUME, ControlEntry, Detail
+from penstock.log.control import PAUSE, RESUME, STANDING, ControlEntry, Detail
 from penstock.log.deadletters import DeadLetter, DeadLetters
 from penstock.log.offsets import Commit, OffsetLog, SinkOffsets
 from penstock.pipeline import moves
@@ -32,9 +32,6 @@ from penstock.pipeline.live import serves
 from penstock.pipeline.offsetfile import Exported, ExportedSink
 from penstock.pipeline.operations import Directory, running_here
 from penstock.pipeline.records import Acknowledged, Move
-
-STANDING = ("stopped", "paused")
-"""What a run calls a sink that it does not feed until an operator says so."""
 
 
 @contextmanager

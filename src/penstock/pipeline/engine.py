@@ -92,7 +92,6 @@ class Engine:
 
         from penstock.spark.session import claim, session
         from penstock.spark.source import PenstockSource
-        from penstock.spark.warming import warm_up
 
         # A failing batch is the supervisor's to report, once, not py4j's with a traceback for each attempt.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
@@ -111,9 +110,14 @@ class Engine:
             short_lived=not works_in_jvm(self.pipeline),
         )
         spark.dataSource.register(PenstockSource)
-        if self.lent is None:
-            warm_up(spark)
         return spark
+
+    def warm_up(self) -> None:
+        """Have the first batch's work done beside the start of the queries. A session that is lent is warm."""
+        if self.spark is not None and self.lent is None and not self.elsewhere:
+            from penstock.spark.warming import warm_up
+
+            warm_up(self.spark)
 
     def alive(self) -> bool:
         """Whether the JVM still answers; it may have run out of memory, or been killed."""

@@ -227,11 +227,17 @@ class Directory:
         return running(self.owner, file, control, now, local=self.directory is not None)
 
     def told_state(self, pipeline: str, sink: str) -> str | None:
-        """What the run that goes on says of a sink; None if none goes on, or none that tells."""
-        file = self.run_file(pipeline)
-        if file is None or file.exit_code is not None or self.run(pipeline, now_us()) is None:
+        """What the run that goes on says of a sink; None if none goes on.
+
+        Of one that has its file elsewhere, behind a broker, only sinks are known that stand still.
+        """
+        control, file = self.control(pipeline).state(), self.run_file(pipeline)
+        if self._run(control, file, now_us()) is None:
             return None
-        return next((node.state for node in file.progress.nodes if node.node == sink), None)
+        if file is not None and file.exit_code is None:
+            return next((node.state for node in file.progress.nodes if node.node == sink), None)
+        stands = control.run.standing.get(sink) if control.run else None
+        return stands.state if stands else None
 
     def stopped_by(self, pipeline: str, sink: str, watermark: int) -> str | None:
         """Why the newest run stopped a sink at this offset; None if it did not, or goes on trying."""

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.log.transaction import Transaction
+
 log = logging.getLogger(__name__)
 
 
@@ -70,6 +72,8 @@ class NodeProgress:
     Of a sink that votes: `aborts`, the votes to abort in a row."""
     copies: Sequence[CopyProgress] = ()
     """Of a source: the copies under way."""
+    transaction: Transaction | None = None
+    """Of a sink that votes: the two-phase commit on its way."""
 
     @property
     def out(self) -> int:

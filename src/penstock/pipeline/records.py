@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from penstock.log.transaction import Transaction
 from penstock.pipeline.progress import NodeProgress
 
 NEAR_FULL = (0.5, 0.8)
@@ -78,6 +79,8 @@ class SinkStatus:
     detached: bool = False
     quotas: Sequence[Quota] = ()
     """How much of its `max_lag` the sink has used."""
+    transaction: Transaction | None = None
+    """Of a sink that votes, while it runs: the two-phase commit on its way."""
 
     @property
     def offset(self) -> int:

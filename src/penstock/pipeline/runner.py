@@ -29,11 +29,12 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JError
 
 from penstock.adaptors.base import Adaptor
-from penstock.base import faults, process
+from penstock.base import faults
 from penstock.base.errors import InUseError, PenstockError
+from penstock.base.secrets import mask
 from penstock.journal.client import BrokerGoneError, TimedOutError
 from penstock.log.commitlog import CommitLog
-from penstock.log.control import BEAT_SECONDS, PAUSE, RESUME, Control, ControlEntry, Detail, DetailValue
+from penstock.log.control import BEAT_SECONDS, PAUSE, RESUME, STANDING, Control, Standing
 from penstock.log.keeping import keep
 from penstock.log.offsets import OffsetLog
 from penstock.log.schema import LatestSchemas
@@ -46,13 +47,13 @@ from penstock.pipeline.copies import Copies
 from penstock.pipeline.definition import Pipeline
 from penstock.pipeline.engine import Engine
 from penstock.pipeline.errortext import first_line
-from penstock.pipeline.graph import as_values, graph_of
 from penstock.pipeline.housekeeping import Housekeeping
-from penstock.pipeline.identity import refuse_another_source, source_identity
+from penstock.pipeline.identity import refuse_another_source
 from penstock.pipeline.ingest import Ingest
 from penstock.pipeline.place import Place, empty_scratch, open_place, source_options
 from penstock.pipeline.progress import Progress, RunFile, SparkProgress, Summary, publish
 from penstock.pipeline.serving import serving
+from penstock.pipeline.signs import Signs
 from penstock.pipeline.stopping import Stop, signals
 from penstock.pipeline.supervisedgroup import SupervisedGroup
 from penstock.pipeline.supervisor import SupervisedSink, Surroundings, runner_for
@@ -110,7 +111,7 @@ def run(
     with _named_runner(), open_place(data_dir, broker) as place, signals() as stop:
         work = _Run(pipeline, place, options, stop, report, spark)
         with serving(options.http, lambda: work.progress) as address:
-            work.http = address
+            work.signs.http = address
             summary = work.carry_out()
             if work.failure is not None:
                 failed(summary)
@@ -150,7 +151,6 @@ class _Run:
         report: Callable[[Progress], None],
         lent: SparkSession | None,
     ) -> None:
-        self.http: str | None = None
         self.failure: BaseException | None = None
         """What ended the run, if nobody asked it to end."""
         self.id = uuid.uuid4().hex
@@ -168,6 +168,7 @@ class _Run:
             pipeline, scratch / "spark", options.master, options.cores, options.settings, lent
         )
         self._control = Control(place.client, pipeline.name)
+        self.signs = Signs(self._control, self.id)
         self._refuse_second()
         self._heard, _ = self._control.changed_since(0)
         settings = pipeline.settings
@@ -224,8 +225,8 @@ class _Run:
         """Do all of it. Whatever ends the run is in `failure`; the account is made in any case."""
         try:
             self._tell("opening")
-            self._note("run-begin", **self._who(), **self._what())
-            with beating(lambda: self._note("run-beat", **self._who()), BEAT_SECONDS):
+            self.signs.begin(self._pipeline)
+            with beating(self.signs.beat, BEAT_SECONDS):
                 self._go_on()
         except BaseException as error:  # noqa: BLE001 - raised again by `run`, once everything has ended
             self.failure = error
@@ -248,27 +249,11 @@ class _Run:
             self._tell("running", at_most_every=_REPORT_EVERY)
             self._stop.wait(_TICK)
 
-    def _who(self) -> dict[str, str | int | None]:
-        return {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "http": self.http,
-            "process": process.identity(),
-        }
-
-    def _what(self) -> Detail:
-        return {
-            "source": source_identity(self._pipeline),
-            "file": self._pipeline.file,
-            "cwd": str(Path.cwd()),
-            "graph": as_values(graph_of(self._pipeline)),
-        }
-
     def _note_end(self, exit_code: int) -> None:
         """The last word; without a broker to take it nothing is lost but that."""
         self._publish(exit_code)
         try:
-            self._note("run-end", exit_code=exit_code)
+            self.signs.end(exit_code)
         except PenstockError as error:
             log.warning("the end of the run is not on record: %s", first_line(error))
 
@@ -329,6 +314,8 @@ class _Run:
             self._broker_away = False
             if reason := self._stuck():
                 self._ingest.give_up(reason)
+        if self._place.remote:
+            self.signs.stand(self._standing())
         given = self._ingest.given  # nobody is behind for a transaction that cannot be had yet
         for sink in self._sinks:
             sink.watch(given)
@@ -356,6 +343,14 @@ class _Run:
                 elif entry.sink in sink.names and entry.action == RESUME:
                     sink.resume()
 
+    def _standing(self) -> dict[str, Standing]:
+        return {
+            name: Standing(sink.state, mask(first_line(sink.error)) if sink.error else None)
+            for sink in self._sinks
+            if sink.state in STANDING
+            for name in sorted(sink.names)
+        }
+
     def _pause(self, names: frozenset[str] | set[str]) -> None:
         for sink in self._sinks:
             if not sink.names.isdisjoint(names) and not sink.idle:
@@ -364,6 +359,7 @@ class _Run:
     def _start(self) -> None:
         self._tell("starting spark")
         spark = self._engine.start()
+        self._engine.warm_up()
         for sink in self._sinks:
             sink.start(spark)
 
@@ -440,13 +436,10 @@ class _Run:
             started=self._began,
             written=now_us(),
             progress=self.progress,
-            http=self.http,
+            http=self.signs.http,
             exit_code=exit_code,
         )
         publish(self._place.directory.path, content)
-
-    def _note(self, action: str, **detail: DetailValue) -> None:
-        self._control.append(ControlEntry(now_us(), "penstock run", action, None, {"run": self.id, **detail}))
 
 
 def _spark_gone() -> PenstockError:

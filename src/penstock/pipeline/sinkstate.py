@@ -67,6 +67,7 @@ def status_of(
         paused=paused,
         detached=commit.detached,
         quotas=_quotas(node) if node else (),
+        transaction=node.transaction if node else None,
     )
 
 

@@ -25,8 +25,12 @@ class Member:
     """One sink of the group, as it is shown."""
 
     node: SinkNode
-    commit: Callable[[], Commit]
+    runner: VotingRunner
     first: Commit
+
+    @property
+    def commit(self) -> Commit:
+        return self.runner.offsets.state.commit
 
 
 class SupervisedGroup(SupervisedSink):
@@ -58,7 +62,7 @@ class SupervisedGroup(SupervisedSink):
         for runner in runners:
             runner.tell_done(self._count)
         self.members = [
-            Member(node, _commit_of(runner), runner.offsets.state.commit)
+            Member(node, runner, runner.offsets.state.commit)
             for node, runner in zip(nodes, runners, strict=True)
         ]
 
@@ -67,11 +71,10 @@ class SupervisedGroup(SupervisedSink):
         return frozenset(node.name for node in self.nodes)
 
     def progresses(self, end: LogPoint) -> list[NodeProgress]:
-        return [self._progress_of(one.node, one.commit(), one.first, end) for one in self.members]
+        return [
+            self._progress_of(one.node, one.commit, one.first, end, one.runner.transaction)
+            for one in self.members
+        ]
 
     def summaries(self, end: LogPoint) -> list[SinkSummary]:
-        return [self._summary_of(one.node, one.commit(), one.first, end) for one in self.members]
-
-
-def _commit_of(runner: VotingRunner) -> Callable[[], Commit]:
-    return lambda: runner.offsets.state.commit
+        return [self._summary_of(one.node, one.commit, one.first, end) for one in self.members]

@@ -29,6 +29,7 @@ from penstock.log.message import ByteOffset, MessageOffset
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.positions import LogPoint
 from penstock.log.schema import KnownSchemas
+from penstock.log.transaction import Transaction
 from penstock.pipeline.clock import now_us
 from penstock.pipeline.compiled import compiled
 from penstock.pipeline.definition import SinkNode
@@ -234,12 +235,20 @@ class SupervisedSink:
         return [self.summary(end)]
 
     def progress(self, end: LogPoint) -> NodeProgress:
-        return self._progress_of(self.node, self.commit, self._first, end)
+        transaction: Transaction | None = getattr(self._batches, "transaction", None)
+        return self._progress_of(self.node, self.commit, self._first, end, transaction)
 
     def summary(self, end: LogPoint) -> SinkSummary:
         return self._summary_of(self.node, self.commit, self._first, end)
 
-    def _progress_of(self, node: SinkNode, commit: Commit, first: Commit, end: LogPoint) -> NodeProgress:
+    def _progress_of(
+        self,
+        node: SinkNode,
+        commit: Commit,
+        first: Commit,
+        end: LogPoint,
+        transaction: Transaction | None = None,
+    ) -> NodeProgress:
         trouble = self.error or self.reason
         limit = self.node.max_lag or MaxLag()
         aborts: int = getattr(self._batches, "aborts", 0)
@@ -262,6 +271,7 @@ class SupervisedSink:
             gauges={"aborts": float(aborts)} if aborts else {},
             max_lag_bytes=limit.bytes,
             max_lag_seconds=limit.seconds,
+            transaction=transaction,
         )
 
     def _summary_of(self, node: SinkNode, commit: Commit, first: Commit, end: LogPoint) -> SinkSummary:

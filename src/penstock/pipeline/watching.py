@@ -210,6 +210,8 @@ class Watched:
                 paused=sink in self.control.paused,
                 node=node,
             )
+            if run and node is None:
+                status = _standing(status, self.control)
             if not run and file is not None:
                 status = replace(status, error=stopped_by(file, sink, status.watermark) or status.error)
             found.append(status)
@@ -230,6 +232,12 @@ def _told(node: NodeProgress | None, now: int) -> Pending | None:
     if node is None:
         return None
     return Pending(node.lag_bytes, now - int(node.lag_seconds * 1_000_000) if node.lag else None)
+
+
+def _standing(status: SinkStatus, control: ControlState) -> SinkStatus:
+    """A sink of a run that has its file elsewhere: that it stands still, and why, is known from its beat."""
+    stands = control.run.standing.get(status.sink) if control.run else None
+    return replace(status, state=stands.state, error=stands.error) if stands else status
 
 
 def _still_dead(letters: Sequence[DeadLetter]) -> Mapping[str, int]:

@@ -35,6 +35,18 @@ class Ballot:
         """Those of the record of decisions."""
         return self.offsets.state.commit.lanes or {}
 
+    def open(self) -> None:
+        """Make good what a crash has left undone; a name that has left and come back is looked at only then."""
+        self.tell_who_left()
+        self.settle()
+
+    def tell_who_left(self) -> None:
+        """Tell the target of the names that have left, if it may not have heard of it."""
+        commit = self.offsets.state.commit
+        if commit.leaving:
+            self.voting.leave(commit.leaving)
+            self.offsets.commit(msgspec.structs.replace(commit, leaving=()), {}, now_us())
+
     def settle(self) -> None:
         """Decide whatever is open at the target."""
         self.voting.settle(self.lanes, self._confirm)
@@ -97,8 +109,11 @@ def follow(decisions: SinkOffsets, sink: str, offsets: OffsetLog) -> None:
 def after_decision(held: Commit, decided: Commit) -> Commit:
     """What a sink has, if its group has decided that it has `decided`.
 
-    Where an operator has moved the sink since, its own word holds; but for the lanes, whose ends only grow.
+    Where an operator has moved the sink since, its own word holds; but for the lanes, whose ends only grow. Once names
+    have left it had followed every decision before, and a name that comes back begins at 0.
     """
+    if decided.dismissals < held.dismissals:
+        return held
     lanes = dict(held.lanes or {})
     for worker, lane in (decided.lanes or {}).items():
         if lane.end > lanes.get(worker, Lane(-1, "")).end:

@@ -153,8 +153,7 @@ class GroupRunner(VotingRunner):
             share.member._decide(commit, told, own, report)
             share.member.aborts = 0
         for share, own in zip(shares, lanes, strict=True):
-            if own:
-                share.member.ballot.voting.tell(own)
+            share.member._tell(own)
         for share, (_, _, report) in zip(shares, accounts, strict=True):
             share.member._done(report)
         self._done(BatchReport(work.begin, work.end, 0, 0, 0, 0, time.monotonic() - started))

@@ -43,9 +43,8 @@ class Voter:
         return self.offsets.state.commit
 
     def open(self, log_id: str) -> None:
-        """Settle what a crash has left at the target."""
         self.ballot.voting.open(SinkPosition(log_id, self.commit.generation, self.commit.watermark))
-        self.ballot.settle()
+        self.ballot.open()
 
     def close(self) -> None:
         self.ballot.voting.close()

@@ -23,9 +23,10 @@ from penstock.base.errors import PenstockError, RefusedError
 from penstock.log.message import MessageOffset
 from penstock.log.offsets import Commit, Lane
 from penstock.log.positions import LogPoint
+from penstock.log.transaction import ABORTED, DECIDED, TELLING, Transaction, after_votes, begun
 from penstock.spark.ballot import ABORTS, Ballot, judged
 from penstock.spark.batch import BatchReport, BatchRunner, refusal_error
-from penstock.spark.single import advanced
+from penstock.spark.single import advanced, now_us
 from penstock.spark.tasks import Task
 from penstock.spark.work import Work
 
@@ -38,10 +39,13 @@ class VotingRunner(BatchRunner):
 
     aborts = 0
     """How often in a row a batch was voted down."""
+    transaction: Transaction | None = None
+    """The one on its way, for those who look; they may be in other threads."""
 
     def _open(self, log_end: int) -> None:
         super()._open(log_end)
-        self.ballot.settle()
+        self.ballot.open()
+        self.transaction = None
         self._dismiss()
 
     @property
@@ -51,20 +55,21 @@ class VotingRunner(BatchRunner):
         return Ballot(self._name, self._publisher, self.offsets)
 
     def _dismiss(self) -> None:
-        """Tell the target of lanes that are no more. On record first: a name that comes back begins at 0."""
-        commit, voting, lanes = self.offsets.state.commit, self.ballot.voting, self.ballot.lanes
-        gone = [worker for worker in lanes if worker not in voting.workers]
-        if not gone and not commit.leaving:
-            return
-        kept = {worker: lane for worker, lane in lanes.items() if worker not in gone}
-        leaving = tuple(dict.fromkeys([*commit.leaving, *gone]))
-        self._committed(msgspec.structs.replace(commit, lanes=kept, leaving=leaving), {})
-        voting.leave([worker for worker in leaving if worker not in voting.workers[:1]])
-        self._committed(msgspec.structs.replace(self.offsets.state.commit, leaving=()), {})
+        """Let go of lanes that are no more. On record first: a name that comes back begins at 0."""
+        lanes, workers = self.ballot.lanes, self.ballot.voting.workers
+        gone = tuple(worker for worker in lanes if worker not in workers)
+        if gone:
+            commit = self.offsets.state.commit
+            kept = {worker: lane for worker, lane in lanes.items() if worker in workers}
+            left = msgspec.structs.replace(commit, lanes=kept, leaving=gone, dismissals=commit.dismissals + 1)
+            self._committed(left, {})
+            self.ballot.tell_who_left()
 
     def _staged(self, work: Work) -> list[Task]:
         """Whatever an earlier job has prepared is aborted first."""
         plan = self.ballot.begin(work.begin.offset, work.end.offset)
+        name = self.ballot.voting.name_of(plan)
+        self.transaction = begun(name, work.begin.offset, work.end.offset, now_us())
         try:
             return self._stages.stage(work, self._acked(), self._in_target, self._limit, plan)
         except PenstockError:
@@ -81,9 +86,19 @@ class VotingRunner(BatchRunner):
         commit, namespaces, report = self._accounted(tasks, work, started)
         self._decide(commit, namespaces, lanes, report)
         self.aborts = 0
-        if lanes:
-            self.ballot.voting.tell(lanes)
+        self._tell(lanes)
         return report
+
+    def _tell(self, lanes: Mapping[str, Lane]) -> None:
+        """Step 7."""
+        if lanes:
+            self._reached(TELLING)
+            self.ballot.voting.tell(lanes)
+        self.transaction = None
+
+    def _reached(self, state: str) -> None:
+        if self.transaction is not None:
+            self.transaction = self.transaction.now(state, now_us())
 
     def _decide(
         self, commit: Commit, namespaces: Mapping[str, int], lanes: Mapping[str, Lane], report: BatchReport
@@ -95,16 +110,26 @@ class VotingRunner(BatchRunner):
         else:
             self.offsets.note(commit, namespaces)
         self._in_target = commit.watermark
+        self._reached(DECIDED)
 
     def _judged(
         self, voters: Sequence[tuple[VotingRunner, Sequence[Task]]], work: Work
     ) -> list[Mapping[str, Lane]]:
         """The lanes of each, if all of them voted to commit; or else nobody commits."""
+        for voter, tasks in voters:
+            voter._voted(tasks)
         try:
             return judged([(voter.ballot, [task.staged for task in tasks]) for voter, tasks in voters])
         except AbortedError as error:
             self.aborts += 1
+            for voter, _ in voters:
+                voter._reached(ABORTED)
             raise self._aborted(error, work) from error
+
+    def _voted(self, tasks: Sequence[Task]) -> None:
+        if self.transaction is not None:
+            votes = self.ballot.voting.votes([task.staged for task in tasks])
+            self.transaction = after_votes(self.transaction, votes, now_us())
 
     def _aborted(self, error: AbortedError, work: Work) -> PenstockError:
         """Once more; or, after some times, what the sink's policy is for."""

@@ -7,6 +7,7 @@ staging job for the first time. A job of the same form that does nothing has all
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
 
 
 def warm_up(spark: SparkSession) -> threading.Thread:
@@ -24,14 +27,11 @@ def warm_up(spark: SparkSession) -> threading.Thread:
 
 
 def _run(spark: SparkSession) -> None:
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     try:
         tasks = spark.sparkContext.defaultParallelism
         spark.range(0, tasks, 1, tasks).mapInArrow(_nothing, "report STRING").collect()
-    except (Py4JError, PySparkException, OSError):
-        return  # the session has ended before, or no worker starts
+    except Exception as error:  # noqa: BLE001 - a session that ends meanwhile may raise anything
+        log.debug("no warm-up: %s", error)
 
 
 def _nothing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -270,8 +270,14 @@ class ConnectorPublisher(Voting):
         starts = {worker: lane.end for worker, lane in decided.items()}
         return msgspec.json.encode(Plan(uuid.uuid4().hex[:12], *span, generation, starts)).decode()
 
+    def name_of(self, plan: str) -> str:
+        return msgspec.json.decode(plan, type=Plan).job
+
+    def votes(self, parts: Sequence[Staged]) -> dict[str, bool]:
+        return {one.worker: one.commit for one in _prepared(parts)}
+
     def judge(self, parts: Sequence[Staged]) -> dict[str, Lane]:
-        prepared = [msgspec.json.decode(part.part, type=Prepared) for part in parts if part.part]
+        prepared = _prepared(parts)
         against = [one for one in prepared if not one.commit]
         if against:
             raise AbortedError(
@@ -294,6 +300,10 @@ class ConnectorPublisher(Voting):
             if link.listed.transactions:
                 raise PenstockError(f"worker {self.workers[0]}: a transaction is open at the sink")
             link.leave(workers)
+
+
+def _prepared(parts: Sequence[Staged]) -> list[Prepared]:
+    return [msgspec.json.decode(part.part, type=Prepared) for part in parts if part.part]
 
 
 def _each(names: Iterable[str], work: Callable[[str], T]) -> list[T]:

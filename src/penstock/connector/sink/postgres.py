@@ -4,8 +4,9 @@
     penstock_workers            how far TABLE is, for each worker; moves in the same transaction as the rows
     penstock_staged             rows that are prepared, where the server has no prepared transactions
 
-Where the server lets transactions be prepared (`max_prepared_transactions` above 0), PHASE1 is `PREPARE TRANSACTION`
-and PHASE2 is `COMMIT PREPARED`, and each row is written once. Otherwise rows are staged in a table and moved by PHASE2.
+Where the server lets transactions be prepared (`max_prepared_transactions` above 0), rows are copied while they come,
+PHASE1 is `PREPARE TRANSACTION` and PHASE2 is `COMMIT PREPARED`, and each row is written once. Otherwise rows are staged
+in a table at PHASE1, and moved by PHASE2.
 Nothing prepared is left behind: what no vote stands for is rolled back when its worker connects.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from penstock.base.errors import AwayError, CorruptError, RefusedError
@@ -22,6 +23,7 @@ from penstock.connector.sink.storage import Transaction
 
 if TYPE_CHECKING:
     import psycopg
+    from psycopg.sql import Composed
 
 _CHUNK = 1 << 18
 
@@ -37,6 +39,9 @@ class PostgresStorage(RowStorage):
         self._table = sql.Identifier(*table.split("."))
         self._named = table
         self._connection = _connected(uri)
+        self._inflow: _Inflow | None = None
+        self._refused: RefusedError | None = None
+        """Why the rows that were fed are not taken, until somebody asks for the vote."""
         with _told():
             self._execute(
                 "CREATE TABLE IF NOT EXISTS {table} "
@@ -64,17 +69,34 @@ class PostgresStorage(RowStorage):
             self._forget("" if prepared is None or not there else prepared.id)
         return there
 
+    @property
+    def feeds(self) -> bool:
+        return self._prepares
+
+    def feed(self, rows: Iterator[Row]) -> None:
+        """Copy them in the transaction that `stage` prepares."""
+        if self._refused is not None:
+            return
+        try:
+            with _told():
+                self._flowing().take(rows)
+        except RefusedError as error:
+            self._abandon()
+            self._refused = error
+
     def stage(self, transaction: Transaction, rows: Iterator[Row]) -> None:
+        if self._refused is not None:
+            raise self._refused
         if transaction.start == transaction.end:
             return
-        with _told(), self._whole() as end:
+        with _told():
             if self._prepares:
-                self._copy("{table} (worker, at, data)", (self._worker,), rows)
-                self._move_position(transaction)
-                end.append(f"PREPARE TRANSACTION '{self._gid(transaction.id)}'")
-            else:
+                self._prepare(transaction, rows)
+                return
+            with self._whole():
                 columns = "penstock_staged (target, worker, transaction, at, data)"
-                self._copy(columns, (self._named, self._worker, transaction.id), rows)
+                with self._copying(columns, (self._named, self._worker, transaction.id)) as aside:
+                    aside.take(rows)
 
     def publish(self, transaction: Transaction) -> None:
         with _told():
@@ -93,6 +115,8 @@ class PostgresStorage(RowStorage):
 
     def drop(self) -> None:
         with _told():
+            self._abandon()
+            self._refused = None
             self._forget("")
 
     def retire(self, mark: str) -> None:
@@ -142,28 +166,46 @@ class PostgresStorage(RowStorage):
             self._named, self._worker, transaction.end,
         )  # fmt: skip
 
-    def _copy(self, where: str, before: tuple[str, ...], rows: Iterator[Row]) -> None:
+    def _prepare(self, transaction: Transaction, rows: Iterator[Row]) -> None:
+        try:
+            inflow = self._flowing()
+            inflow.take(rows)
+            inflow.end()
+            self._move_position(transaction)
+            self._connection.execute(f"PREPARE TRANSACTION '{self._gid(transaction.id)}'".encode())
+            self._inflow = None
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _flowing(self) -> _Inflow:
+        """The COPY of the transaction that is under way."""
+        if self._inflow is None:
+            self._connection.execute("BEGIN")
+            self._inflow = self._copying("{table} (worker, at, data)", (self._worker,))
+        return self._inflow
+
+    def _copying(self, where: str, before: tuple[str, ...]) -> _Inflow:
         from psycopg import sql
 
         lead = "".join(f"{_escaped(text.encode()).decode()}\t" for text in before).encode()
         statement = sql.SQL("COPY " + where + " FROM STDIN").format(table=self._table)
-        with self._connection.cursor() as cursor, cursor.copy(statement) as copy:
-            pending = bytearray()
-            for at, line in rows:
-                pending += b"%s%d\t%s\n" % (lead, at, _escaped(line))
-                if len(pending) >= _CHUNK:
-                    copy.write(bytes(pending))
-                    pending.clear()
-            copy.write(bytes(pending))
+        return _Inflow(self._connection.cursor(), statement, lead)
+
+    def _abandon(self) -> None:
+        """Give up what was fed, if anything was."""
+        inflow, self._inflow = self._inflow, None
+        if inflow is not None and not self._connection.closed:
+            inflow.cancel()
+            self._connection.execute("ROLLBACK")
 
     @contextmanager
-    def _whole(self) -> Iterator[list[str]]:
-        """One transaction; what is put into the list ends it in place of COMMIT."""
+    def _whole(self) -> Iterator[None]:
+        """One transaction."""
         self._connection.execute("BEGIN")
-        end: list[str] = []
         try:
-            yield end
-            self._connection.execute((end[0] if end else "COMMIT").encode())
+            yield
+            self._connection.execute("COMMIT")
         except BaseException:
             if not self._connection.closed:
                 self._connection.execute("ROLLBACK")
@@ -177,6 +219,47 @@ class PostgresStorage(RowStorage):
     def _value(self, text: str, *values: object) -> object:
         row = self._execute(text, *values).fetchone()
         return None if row is None else row[0]
+
+
+class _Inflow:
+    """One COPY, which is given rows piece by piece."""
+
+    def __init__(self, cursor: psycopg.Cursor[tuple[object, ...]], statement: Composed, lead: bytes) -> None:
+        """`lead` are the columns before the offset, the same in every row."""
+        self._lead = lead
+        self._opened = ExitStack()
+        self._opened.enter_context(cursor)
+        self._copy = self._opened.enter_context(cursor.copy(statement))
+
+    def __enter__(self) -> _Inflow:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.end()
+        else:
+            self.cancel()
+
+    def take(self, rows: Iterator[Row]) -> None:
+        pending = bytearray()
+        for at, line in rows:
+            pending += b"%s%d\t%s\n" % (self._lead, at, _escaped(line))
+            if len(pending) >= _CHUNK:
+                self._copy.write(bytes(pending))
+                pending.clear()
+        self._copy.write(bytes(pending))
+
+    def end(self) -> None:
+        """All rows are there; what the database has against them is raised now at the latest."""
+        self._opened.close()
+
+    def cancel(self) -> None:
+        """The database forgets what it was given."""
+        import psycopg
+
+        reason = psycopg.errors.QueryCanceled("given up")
+        with suppress(psycopg.Error):  # it may have ended already, by an error of its own
+            self._opened.__exit__(type(reason), reason, None)
 
 
 def _connected(uri: str) -> psycopg.Connection[tuple[object, ...]]:

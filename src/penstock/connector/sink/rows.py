@@ -1,8 +1,9 @@
 """For storages that keep rows: the bytes of a worker are lines, each line is a row.
 
 Bytes wait in a spool of a few megabytes of memory, then of a temporary file, until PHASE1 says that they are all there;
-only then the rows go to the store, in one transaction of its own. A transaction that ends within a line is refused,
-which is a vote to abort. What an author writes works on rows alone: `stage`, `publish`, `drop`, `staged`, `retire`.
+only then the rows go to the store, in one transaction of its own. A store that `feeds` gets them while more are on
+their way. A transaction that ends within a line is refused, which is a vote to abort. What an author writes works on
+rows alone: `stage`, `publish`, `drop`, `staged`, `retire`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from penstock.base.errors import RefusedError
 from penstock.connector.sink.storage import Storage, Transaction
 
 IN_MEMORY: Final = 8 << 20
+FEED: Final = 1 << 20
+"""Bytes that are fed at once."""
 _READ: Final = 1 << 20
 
 Row = tuple[int, bytes]
@@ -27,7 +30,15 @@ class RowStorage(Storage):
 
     def __init__(self) -> None:
         self._spool = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - closed by `close`
-        self._start = self._end = 0
+        self._start = self._end = self._fed = 0
+
+    @property
+    def feeds(self) -> bool:
+        """Whether `feed` is to be called."""
+        return False
+
+    def feed(self, rows: Iterator[Row]) -> None:
+        """Take rows ahead of `stage`, which gets the rest; gone with `drop`, and when the connection ends."""
 
     @abstractmethod
     def staged(self, committed: int, prepared: Transaction | None) -> bool:
@@ -58,6 +69,8 @@ class RowStorage(Storage):
         self._spool.seek(offset - self._start)
         self._spool.write(data)
         self._end = offset + len(data)
+        if self.feeds and self._end - self._fed >= FEED and b"\n" in bytes(data):
+            self.feed(self._rows())
 
     def holds(self, offset: int, data: memoryview) -> bool:
         if offset < self._start or offset + len(data) > self._end:
@@ -84,15 +97,16 @@ class RowStorage(Storage):
         self._spool.close()
 
     def _rows(self) -> Iterator[Row]:
-        self._spool.seek(0)
-        at, rest = self._start, b""
+        """The lines that were not handed on before."""
+        self._spool.seek(self._fed - self._start)
+        rest = b""
         while chunk := self._spool.read(_READ):
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                yield at, line
-                at += len(line) + 1
+                yield self._fed, line
+                self._fed += len(line) + 1
 
     def _empty(self, offset: int) -> None:
         self._spool.seek(0)
         self._spool.truncate()
-        self._start = self._end = offset
+        self._start = self._end = self._fed = offset

@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import Final
 
 from penstock.base import faults
-from penstock.base.errors import PenstockError, UsageError
+from penstock.base.errors import AwayError, PenstockError, UsageError
 from penstock.base.secrets import mask
-from penstock.connector.frames import MAX_FRAME
+from penstock.connector.frames import MAX_FRAME, NOT_NOW
 from penstock.connector.framing import Splitter
 from penstock.connector.sink.keeper import Keeper
 from penstock.connector.sink.session import SinkSession, Terms
@@ -149,14 +149,13 @@ class SinkServer:
 
     @staticmethod
     def _answer(session: SinkSession, payload: memoryview) -> bytes:
+        """A storage or a log that cannot go on: the worker is told, and comes again, at once or when there is room."""
         try:
             return session.receive(payload)
-        except (
-            OSError,
-            PenstockError,
-        ) as error:  # the storage cannot go on: the worker is told, and comes again
+        except (OSError, PenstockError) as error:
             log.warning("sink: %s", mask(str(error)))
-            return session.refuse(mask(str(error)))
+            later = NOT_NOW if isinstance(error, (OSError, AwayError)) else ""
+            return session.refuse(later + mask(str(error)))
 
     def _send(self, connection: socket.socket, session: SinkSession, answer: bytes) -> None:
         if not answer:

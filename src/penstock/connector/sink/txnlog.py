@@ -7,6 +7,7 @@ grown is written anew as one record, beside the old one, and takes its place.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -52,8 +53,13 @@ class TransactionLog:
             self._rewrite()
         record = _encoded(entry)
         self._doubtful = True
-        self._file.write_at(record, self._end)
-        self._file.sync()
+        try:
+            self._file.write_at(record, self._end)
+            self._file.sync()
+        except OSError:
+            with contextlib.suppress(OSError):  # who opens it next would take it for durable
+                self._file.truncate(self._end)
+            raise
         self._doubtful = False
         self._end += len(record)
         self.ledger.apply(entry)

@@ -1,9 +1,9 @@
-// Immortals: instances, their replicas and checkpoints, how far their logs are and how fast they grow.
+// Immortals: instances, their replicas and checkpoints, how far their logs are, and how many calls they take.
 
 import { copyable, problem } from "./dialog.js";
 import { h } from "./dom.js";
 import { ask, store } from "./store.js";
-import { ago, bytes, count, time } from "./words.js";
+import { ago, bytes, count, rate, time } from "./words.js";
 
 let state = {}, timer = null;
 
@@ -19,6 +19,8 @@ async function load(again) {
 const link = (one) => `#/immortals/${encodeURIComponent(one.name)}`;
 const primary = (one) => (one.serving ? `replica ${one.serving.replica} at ${one.serving.host}:${one.serving.port}` : "none has served yet");
 
+const calls = (one) => (one.calls_per_second === null ? "–" : rate(one.calls_per_second));
+
 function ready(again, title) {
   if (!state.busy) load(again);
   const { found, error } = state;
@@ -33,9 +35,9 @@ export const immortals = {
     return [shell,
       found && !found.length ? h("section", { class: "card empty" }, h("h2", {}, "No immortal lives here"), h("p", {}, "An immortal is a service with state that survives any crash: its calls are logged in a journal, and replayed."), h("div", { class: "first" }, copyable(`penstock immortal --help`))) : null,
       found?.length ? h("section", { class: "card" }, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Instances" }, h("table", {},
-        h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Instance"), h("th", { scope: "col" }, "Primary"), ["Version", "Replicas", "Checkpoints", "Log", "To replay", "Growth"].map((t) => h("th", { scope: "col", class: "n" }, t)))),
+        h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Instance"), h("th", { scope: "col" }, "Primary"), ["Version", "Replicas", "Checkpoints", "Log", "To replay", "Growth", "Calls"].map((t) => h("th", { scope: "col", class: "n" }, t)))),
         h("tbody", {}, found.map((one) => h("tr", { key: one.name }, h("td", {}, h("a", { href: link(one) }, one.name)), h("td", {}, primary(one)), h("td", { class: "n" }, one.version), h("td", { class: "n" }, Math.max(1, one.registrations.length)), h("td", { class: "n" }, count(one.checkpoint_count)),
-          h("td", { class: "n" }, bytes(one.log_end - one.log_begin)), h("td", { class: "n" }, bytes(one.log_since_checkpoint)), h("td", { class: "n" }, one.growth === null ? "–" : `${bytes(Math.max(0, one.growth))}/s`))))))) : null];
+          h("td", { class: "n" }, bytes(one.log_end - one.log_begin)), h("td", { class: "n" }, bytes(one.log_since_checkpoint)), h("td", { class: "n" }, one.growth === null ? "–" : `${bytes(Math.max(0, one.growth))}/s`), h("td", { class: "n" }, calls(one)))))))) : null];
   },
 };
 
@@ -45,7 +47,7 @@ export const immortal = {
   render(again, { immortal: name }) {
     const shell = ready(again, name), one = state.found?.find((found) => found.name === name);
     if (!one) return [shell, state.found ? h("section", { class: "card empty" }, h("h2", {}, `There is no instance “${name}” here`), h("p", {}, h("a", { href: "#/immortals" }, "See those that are there"))) : null];
-    const pairs = [["Primary", primary(one)], ["Since", one.serving?.at ? ago(one.serving.at * 1e6) : "–"], ["Version", one.version], ["Epoch", count(one.epoch)], ["Log", `${count(one.log_begin)} to ${count(one.log_end)}, ${bytes(one.log_end - one.log_begin)}`], ["A recovery replays", bytes(one.log_since_checkpoint)], ["Log grows by", one.growth === null ? "–" : `${bytes(Math.max(0, one.growth))}/s`], ["Checkpoints hold", bytes(one.checkpoint_bytes)]];
+    const pairs = [["Primary", primary(one)], ["Since", one.serving?.at ? ago(one.serving.at * 1e6) : "–"], ["Version", one.version], ["Epoch", count(one.epoch)], ["Log", `${count(one.log_begin)} to ${count(one.log_end)}, ${bytes(one.log_end - one.log_begin)}`], ["A recovery replays", bytes(one.log_since_checkpoint)], ["Log grows by", one.growth === null ? "–" : `${bytes(Math.max(0, one.growth))}/s`], ["Checkpoints hold", bytes(one.checkpoint_bytes)], ["Calls", calls(one)], ["Taken by this primary", count(one.calls)]];
     return [h("div", { class: "crumbs" }, h("a", { href: "#/immortals" }, "Immortals")), shell, h("div", { class: "two" },
       h("section", { class: "card" }, h("header", {}, h("h2", {}, "Checkpoints"), h("span", { class: "dim num" }, count(one.checkpoint_count))), one.checkpoints.length ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Checkpoints" }, h("table", {},
         h("thead", {}, h("tr", {}, ["Number", "Version", "Log offset", "Size"].map((t) => h("th", { scope: "col", class: "n" }, t)), ["Taken (UTC)", "By"].map((t) => h("th", { scope: "col" }, t)))),

@@ -1,5 +1,6 @@
 // Journals: size, rate, replicas, route; brokers, key space and stores; a journal with its fragments.
 
+import { deeds } from "./deeds.js";
 import { act, problem } from "./dialog.js";
 import { h } from "./dom.js";
 import { ask, store } from "./store.js";
@@ -95,6 +96,7 @@ export const journal = {
       h("div", {}, h("section", { class: "card" }, h("header", {}, h("h2", {}, "About it")), h("dl", { class: "pairs" }, pairs.map(([k, v]) => [h("dt", {}, k), h("dd", {}, v)]))),
         h("section", { class: "card" }, h("header", {}, h("h2", {}, "What you can do")), h("div", { class: "acts" }, h("div", { class: "act" }, h("button", { onclick: go("suspend") }, "Suspend"), h("span", {}, "have brokers put it aside while nobody uses it")),
           h("div", { class: "act" }, h("button", { onclick: go("reset-head") }, "Reset head"), h("span", {}, "after all replicas were lost: trust the store")))),
+        deeds(found.history, () => ""),
         h("section", { class: "card" }, h("details", {}, h("summary", {}, "Its specification"), h("div", { class: "json" }, h("pre", { class: "raw" }, JSON.stringify(found.spec, null, 2))))))) : null];
   },
 };

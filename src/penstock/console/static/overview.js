@@ -95,14 +95,15 @@ function facts(views) {
 export const overview = {
   title: () => "Overview",
   render(again) {
-    if (!store.ready) return h("div", { class: "loading", role: "status" }, "Looking at the pipelines…");
-    const views = sorted();
+    const views = sorted(), looking = store.place.looking;
+    if (!store.ready || (looking && !views.length)) return h("div", { class: "loading", role: "status" }, "Looking at the pipelines…");
     const found = views.filter((view) => view.name.toLowerCase().includes(wanted.toLowerCase()));
     const many = views.length > FEW;
     return [
       h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Overview"), h("span", { class: "grow" }),
         many ? h("input", { type: "search", placeholder: "Find a pipeline", "aria-label": "Find a pipeline", value: wanted, oninput: (event) => { wanted = event.target.value; again(); } }) : null),
       views.length ? facts(views) : null,
+      looking ? h("p", { class: "dim num", role: "status" }, `Still looking: ${count(looking[0])} of ${counted(looking[1], "pipeline")} seen.`) : null,
       views.length ? null : store.place.problem ? null : nothing(),
       many ? h("div", { class: "rows" }, found.slice(0, MOST).map(row)) : found.map(full),
       found.length > MOST ? h("p", { class: "dim" }, `${found.length - MOST} more: find them by name.`) : null,

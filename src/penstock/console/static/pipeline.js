@@ -23,7 +23,7 @@ export function top(name, tab, ...more) {
 }
 
 export function missing(name) {
-  return store.ready
+  return store.ready && !store.place.looking
     ? h("section", { class: "card empty" }, h("h2", {}, `There is no pipeline “${name}” here`), h("p", {}, h("a", { href: "#/" }, "See those that are there")))
     : h("div", { class: "loading", role: "status" }, "Looking at the pipeline…");
 }

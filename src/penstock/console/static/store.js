@@ -6,7 +6,7 @@ export const store = {
   session: null,
   pipelines: new Map(),
   histories: {},
-  place: { place: "", problem: null },
+  place: { place: "", problem: null, looking: null },
   ready: false,
   connected: false,
 };
@@ -47,13 +47,19 @@ export function listen() {
   source?.close();
   source = new EventSource("/api/events");
   const fresh = new Set();
-  source.onopen = () => { store.connected = true; fresh.clear(); changed(); };
+  let told = false;
+  // Those that the console does not tell of any more go, once it has looked at everything.
+  const prune = () => {
+    if (store.place.looking) return;
+    for (const name of [...store.pipelines.keys()]) if (!fresh.has(name)) store.pipelines.delete(name);
+  };
+  source.onopen = () => { store.connected = true; told = false; fresh.clear(); changed(); };
   source.onerror = () => {
     store.connected = false;
     changed();
     if (source.readyState === EventSource.CLOSED) setTimeout(listen, 2000);
   };
-  source.addEventListener("place", (event) => { store.place = JSON.parse(event.data); changed(); });
+  source.addEventListener("place", (event) => { store.place = JSON.parse(event.data); if (told) prune(); changed(); });
   source.addEventListener("pipeline", (event) => {
     const view = JSON.parse(event.data);
     fresh.add(view.name);
@@ -61,11 +67,7 @@ export function listen() {
     changed();
   });
   source.addEventListener("gone", (event) => { store.pipelines.delete(JSON.parse(event.data)); changed(); });
-  source.addEventListener("ready", () => {
-    for (const name of [...store.pipelines.keys()]) if (!fresh.has(name)) store.pipelines.delete(name);
-    store.ready = true;
-    changed();
-  });
+  source.addEventListener("ready", () => { store.ready = told = true; prune(); changed(); });
 }
 
 export async function begin() {

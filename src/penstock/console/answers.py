@@ -1,0 +1,35 @@
+"""Answers of the console: JSON, what is wrong, and events; all under one policy.
+
+By it a page loads nothing from elsewhere, and no other page can show it in a frame.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def json_answer(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value, enc_hook=str), content_type="application/json")
+
+
+def problem(status: int, message: str, hint: str | None = None) -> web.Response:
+    response = json_answer({"error": message, "hint": hint})
+    response.set_status(status)
+    return response
+
+
+def event(name: str, data: bytes) -> bytes:
+    """One server-sent event."""
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"

@@ -1,0 +1,42 @@
+"""A schema for one test of the PostgreSQL sink, and messages for it."""
+
+from __future__ import annotations
+
+import msgspec
+import psycopg
+from tests.adaptors.postgres_target import PostgresTarget, Writer, sent
+
+from penstock.log.message import Message, Op
+
+ORDERS = "CREATE TABLE orders (id int PRIMARY KEY, total numeric, note text DEFAULT 'none')"
+
+
+class Shop:
+    """A schema of its own, and a sink that writes to it."""
+
+    def __init__(self, target: PostgresTarget) -> None:
+        self.target = target
+        self.schema = f"shop{target.own_schema}"
+        self.writers: list[Writer] = []
+        target.execute(f"CREATE SCHEMA {self.schema}")
+
+    def tables(self, *statements: str) -> None:
+        for statement in statements:
+            self.target.execute(f"SET search_path = {self.schema}; {statement}")
+
+    def writer(self, name: str = "shop.db", **settings: object) -> Writer:
+        settings = {"schemas": {"shop": self.schema}, "schema": self.schema, **settings}
+        self.writers.append(Writer(self.target, name, **settings))
+        return self.writers[-1]
+
+    def rows(self, what: str) -> list[tuple[object, ...]]:
+        """The rows of `SELECT what`, in the schema."""
+        with psycopg.connect(
+            self.target.uri, autocommit=True, options=f"-c search_path={self.schema}"
+        ) as connection:
+            connection.execute("SET datestyle = ISO; SET timezone = UTC")
+            return connection.execute(f"SELECT {what}").fetchall()
+
+
+def order(id: int, op: Op = Op.INSERT, /, **fields: object) -> Message:
+    return sent("shop.orders", msgspec.json.encode({"id": id, **fields}).decode(), op)

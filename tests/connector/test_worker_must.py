@@ -1,0 +1,192 @@
+"""What a worker owes to the peers that there are, a row of the protocol's reference each, where no other test has it.
+
+The Python SDK of the original, for one, reads OK with a single `recv`, asks again for a refused stream only when an ACK
+comes, rewinds on an ACK that goes back, and fails on one that is beyond the end of a stream.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tests.connector.rig import COOKIE, Raw, Rig, eventually, ids_of, rigged
+
+from penstock.base.errors import UsageError
+from penstock.connector import frames as fr
+from penstock.connector.frames import NOTHING_SEEN
+from penstock.connector.settings import WorkerSettings
+
+HELLO = fr.Hello("0.0.1", COOKIE, "test", "i")
+
+
+def test_every_frame_is_one_write_and_ok_goes_out_alone_though_more_was_asked(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        peer = await rig.peer(worker, hello=False)
+        await eventually(lambda: bool(worker.peers))
+        (served,) = worker.peers
+        transport = served._transport
+        assert transport is not None
+        written: list[bytes] = []
+        write = transport.write
+
+        def noted(data: bytes) -> None:
+            written.append(data)
+            write(data)
+
+        transport.write = noted  # type: ignore[method-assign, assignment]
+        await peer.send(HELLO, fr.Notify(7, "s", 0))
+        await peer.until(lambda frame: isinstance(frame, fr.NotifyAck))
+        assert written[0] == fr.encode(fr.Ok(64))
+        assert fr.encode(fr.NotifyAck(True, 7, NOTHING_SEEN)) in written[1:]
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_worker_that_could_grant_too_little_does_not_start() -> None:
+    with pytest.raises(UsageError, match="too few"):
+        WorkerSettings(credits=1)
+
+
+def test_as_many_streams_as_there_are_credits_but_one_may_be_opened_at_once(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        peer = await rig.peer(await rig.worker(credits=5))
+        assert await peer.ok() == 5
+        await peer.send(*(fr.Notify(stream, "s", 0) for stream in range(4)), fr.Message(9, 1))
+        assert "Bad/unregistered stream_id 9" in await peer.error(), "the fifth credit was there"
+
+    rigged(tmp_path / "d", test)
+
+
+@pytest.mark.parametrize("hint", [0, 400, NOTHING_SEEN])
+def test_the_point_of_reference_of_a_notify_is_never_trusted(tmp_path: Path, hint: int) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        for known in (NOTHING_SEEN, 3):
+            peer = await rig.peer(worker)
+            await peer.ok()
+            await peer.send(fr.Notify(7, "s", hint))
+            assert await answered(peer) == fr.NotifyAck(True, 7, known)
+            await peer.send(fr.Notify(7, "s", hint))
+            assert await answered(peer) == fr.NotifyAck(False, 7, hint), "a refusal echoes it"
+            await peer.send(fr.Message(7, 3))
+            await eventually(lambda: worker.counters.messages == 1)
+            await peer.close()
+            await eventually(lambda: not worker.peers)
+
+    rigged(tmp_path / "d", test)
+
+
+async def answered(peer: Raw) -> fr.Frame:
+    return await peer.until(lambda frame: isinstance(frame, fr.NotifyAck))
+
+
+def test_acks_never_go_back_nor_beyond_what_was_sent_and_end_with_the_last_id(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        rng = random.Random(5)
+        peer = await rig.peer(await rig.worker(credits=10_000))
+        await peer.ok()
+        highest = {7: 0, 8: 0}
+        for stream in highest:
+            await peer.open(stream)
+        for _ in range(60):
+            stream = rng.choice([7, 8])
+            begin = max(1, highest[stream] - rng.randrange(5))  # some of it again
+            highest[stream] = end = max(highest[stream], begin + rng.randrange(20))
+            await peer.send(*(fr.Message(stream, number) for number in range(begin, end + 1)))
+        await peer.send(*map(fr.EosMessage, highest))
+        acked: dict[int, list[int]] = {stream: [0] for stream in highest}
+        while any(points[-1] != highest[stream] for stream, points in acked.items()):
+            frame = await peer.next()
+            assert isinstance(frame, fr.Ack), frame
+            for stream, point in frame.points:
+                acked[stream].append(point)
+        for stream, points in acked.items():
+            assert all(before <= after for before, after in pairwise(points))
+            assert max(points) == highest[stream]
+        stored = ids_of(await rig.frames())
+        assert stored == {stream: list(range(1, last + 1)) for stream, last in highest.items()}
+
+    rigged(tmp_path / "d", test)
+
+
+def test_repeats_and_refusals_cost_a_credit_that_comes_back(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        peer = await rig.peer(await rig.worker(credits=8))
+        held = await peer.ok() - 2
+        await peer.send(fr.Notify(7, "s", 0), fr.Notify(7, "s", 0))
+        answers: set[bool] = set()
+        while len(answers) < 2 or held < 8:
+            frame = await peer.next()
+            if isinstance(frame, fr.NotifyAck):
+                answers.add(frame.success)
+            else:
+                assert isinstance(frame, fr.Ack)
+                held += frame.credits
+        await peer.send(fr.Message(7, 5), fr.Message(7, 5), fr.Message(7, 4))
+        held -= 3
+        while held < 8:
+            frame = await peer.next()
+            assert isinstance(frame, fr.Ack)
+            held += frame.credits
+        assert held == 8
+
+    rigged(tmp_path / "d", test)
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ([fr.EosMessage(7), fr.EosMessage(7)], "Unable to decode message: EOS_MESSAGE of stream_id 7"),
+        ([fr.EosMessage(7), fr.Message(7, 1)], "Bad/unregistered stream_id 7"),
+        ([fr.Migrate("h", 1)], "Invalid message: migrate"),
+    ],
+)
+def test_frames_out_of_their_turn_are_named(tmp_path: Path, frames: list[fr.Frame], reason: str) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        peer = await rig.peer(worker)
+        await peer.ok()
+        await peer.open(7)
+        await peer.send(*frames)
+        assert reason in await peer.error()
+        for early in (fr.Message(7, 1), fr.Ok(5), fr.MigrationAck()):
+            other = await rig.peer(worker, hello=False)
+            await other.send(early)
+            assert "Bad protocol FSM state" in await other.error()
+
+    rigged(tmp_path / "d", test)
+
+
+def test_workers_that_crash_before_anything_is_durable_say_that_nothing_was_seen(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        for number in range(4):
+            worker = await rig.worker(f"w{number}")
+            peer = await rig.peer(worker)
+            await peer.ok()
+            assert await peer.open(7, f"name {number}") == fr.NotifyAck(True, 7, NOTHING_SEEN)
+            assert worker._server is not None
+            worker._server.close()  # as if it were gone: nobody answers there
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_connection_that_is_gone_without_a_word_is_noticed_by_the_kernel(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        peer = await rig.peer(worker)
+        await peer.ok()
+        (served,) = worker.peers
+        assert served._transport is not None
+        options = served._transport.get_extra_info("socket")
+        assert options.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        idle, every, count = (
+            options.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert idle + every * count <= 60
+
+    rigged(tmp_path / "d", test)
