@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.journal.client import AsyncClient, BrokerGoneError
+from penstock.journal.client import AsyncClient, BrokerGoneError, backoff
 from penstock.journal.client.routes import Lines, RouteCache
 from penstock.journal.protocol import Header, ProcessSpec, Route, Status
 
@@ -99,6 +99,28 @@ def test_a_refusal_tells_the_route_and_the_next_attempt_follows_it() -> None:
             assert primary.appends == [b"abc"]
 
     run(test())
+
+
+def test_a_route_without_anybody_to_take_appends_is_not_followed() -> None:
+    """A broker that passed an append on in vain names the one that is not there."""
+
+    async def test() -> None:
+        async with MemoryBroker() as front:
+            front.header = header(("x", "http://127.0.0.1:1"))
+            refusals = (Status.NO_JOURNAL_PRIMARY_BROKER, Status.INSUFFICIENT_JOURNAL_BROKERS)
+            front.outcomes += [status(value) for value in refusals]
+            async with AsyncClient(front.address, follow_routes=True) as client:
+                await client.append(JOURNAL, b"abc")
+                assert client.lines.open == frozenset()
+            assert front.appends == [b"abc"]
+
+    run(test())
+
+
+def test_who_was_refused_asks_again_within_a_second() -> None:
+    waits = [backoff.delay(attempt) for attempt in (1, 6, 7, 20)]
+    assert waits == [0.05, 1.0, 5.0, 5.0]
+    assert [backoff.delay(attempt, refused=True) for attempt in (1, 7, 20)] == [0.05, 1.0, 1.0]
 
 
 def test_a_route_to_a_broker_that_is_gone_is_dropped() -> None:

@@ -59,13 +59,9 @@ from penstock.journal.protocol import (
 )
 
 DEFAULT_TIMEOUT = 60.0
-RETRIED = frozenset(
-    {
-        Status.NOT_JOURNAL_PRIMARY_BROKER,
-        Status.NO_JOURNAL_PRIMARY_BROKER,
-        Status.INSUFFICIENT_JOURNAL_BROKERS,
-    }
-)
+NOBODY = frozenset({Status.NO_JOURNAL_PRIMARY_BROKER, Status.INSUFFICIENT_JOURNAL_BROKERS})
+"""No broker takes the append at the moment, whatever the route says."""
+RETRIED = NOBODY | {Status.NOT_JOURNAL_PRIMARY_BROKER}
 
 Content: TypeAlias = Buffer | Sequence[Buffer] | AsyncIterable[bytes]
 Journals: TypeAlias = list[ListResponse.Journal]
@@ -141,7 +137,7 @@ class AsyncClient:
                     raise
                 failure = error
             failures += 1
-            wait = backoff.delay(failures)
+            wait = backoff.delay(failures, refused=isinstance(failure, JournalError))
             if asyncio.get_running_loop().time() + wait >= deadline:
                 raise failure
             await asyncio.sleep(wait)
@@ -158,7 +154,10 @@ class AsyncClient:
         except BrokerGoneError:
             self.leave(line, first.journal)
             raise
-        self.observe(first.journal, response.header)
+        if response.status in NOBODY:
+            self.routes.forget(first.journal)  # the one that it names is not there
+        else:
+            self.observe(first.journal, response.header)
         return response
 
     async def _sent(

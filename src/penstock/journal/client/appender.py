@@ -328,7 +328,8 @@ class Appender:
             return
         self._failures += 1
         self._room.set()  # whoever waits for room may spill now
-        await asyncio.sleep(min(backoff.delay(self._failures), left))
+        refused = isinstance(error, JournalError)
+        await asyncio.sleep(min(backoff.delay(self._failures, refused=refused), left))
 
     def _patience(self) -> float:
         """Seconds that are left of the outage, which begins now if there was none."""
