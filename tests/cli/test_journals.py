@@ -33,7 +33,7 @@ def test_list_shows_names_and_the_columns_asked_for(shell: Shell) -> None:
 def test_a_suspended_journal_is_marked(shell: Shell) -> None:
     shell.append("shop/items", b"x")
     shell.ok("suspend", "-l", "name=shop/items", "--force")
-    items, orders = shell.ok("list", "-p").splitlines()[1:]
+    items, orders = shell.ok("list", "-p", "-l", "prefix=shop/").splitlines()[1:]
     assert items.endswith(" <S>")
     assert not orders.endswith(" <S>")
 
