@@ -61,6 +61,7 @@ _LONG_HERE = (
     "test_kafka_source.py::TestKafkaSource::test_tailing_goes_on_when_the_server_is_back",
     "test_rabbitmq.py::TestRabbitMqSource::test_a_copy_goes_on_when_the_server_is_back",
     "test_elasticsearch_source.py::TestSearchSource::test_a_copy_goes_on_when_the_server_is_back",
+    "test_elasticsearch_sink.py::TestSearchSink::test_a_server_that_goes_away_is_waited_for",
     "test_mysql_source.py::TestMySqlSource::test_a_copy_goes_on_when_the_server_is_back",
     "test_mysql_source.py::TestMySqlSource::test_tailing_goes_on_when_the_server_is_back",
 )
@@ -87,8 +88,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that share a Spark session share a process: two sessions, one for each of two cores.
 
     So do those that share the cluster; those with sessions of their own stay together by module. They come first,
-    since a long group that begins late has the other processes wait for it; the others fill in. There are four
-    processes (`-n 4`), since many tests wait for servers. All this before pytest-xdist looks at the groups.
+    since a long group that begins late has the other processes wait for it; the others fill in. There are five
+    processes (`-n 5`), since many tests wait for servers. All this before pytest-xdist looks at the groups.
     """
     for item in items:
         if _is_long(item):

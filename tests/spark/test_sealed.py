@@ -92,6 +92,7 @@ def test_what_no_variable_can_hold_is_refused_before_spark_is_started() -> None:
         safe.variables()
 
 
+@pytest.mark.soak
 @pytest.mark.spark
 def test_spark_writes_and_shows_no_setting_of_a_sink(tmp_path: Path) -> None:
     port = free_port()

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from penstock.spark.warming import warm_up
 
 
+@pytest.mark.spark
 def test_a_warm_up_ends_by_itself(spark: SparkSession) -> None:
     thread = warm_up(spark)
     thread.join(60)

@@ -35,7 +35,7 @@ MAX_WAITING = 10_000
 ANSWER = 30.0
 POLL = 20.0
 MOST = 10_000
-MOST_BYTES = 4 << 20
+MOST_BYTES = 1 << 20
 
 
 class Posted(msgspec.Struct, frozen=True, array_like=True):
