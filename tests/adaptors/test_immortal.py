@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import msgspec
@@ -14,8 +16,12 @@ from tests.immortal.local import Local
 
 from penstock import adaptors as a
 from penstock.adaptors.base import Adaptor, SinkPosition
+from penstock.adaptors.immortal.source import ImmortalSource, Page
 from penstock.base.errors import UsageError
+from penstock.immortal.binding.outside import Outside
 from penstock.testing.adaptors import Can, Row, SinkConformance, SourceConformance
+from penstock.testing.adaptors.aspects import Aspect, aspect
+from penstock.testing.adaptors.bench import FEW, Bench, pour
 
 TOKEN = "not-to-be-shown"
 NEVER = "an immortal's handlers say what an op does; the kit's emits rows as they are"
@@ -124,6 +130,36 @@ class TestSource(SourceConformance):
     @pytest.fixture
     def subject(self, local: Local) -> Emits:
         return Emits(local)
+
+    @aspect(Aspect.PRESSURE, Can.TAIL, Can.SEVERAL)
+    def test_changes_are_not_read_far_ahead_of_the_log(self, bench: Bench) -> None:
+        """The immortal lives in this process, so what it holds would count as well: its pages are counted instead."""
+        ns = bench.make(FEW)
+        with bench.reading(tail=True) as reading, counted_pages() as pages:
+            bench.catch_up(reading, ns)
+            bench.follow(reading, ns)
+            pages.clear()
+            pour(bench, ns)
+            assert reading.take(bench.patience) is not None
+            time.sleep(1.0)
+            assert 0 < len(pages) <= 3
+
+
+@contextmanager
+def counted_pages() -> Iterator[list[int]]:
+    """How many messages each page had that a source has asked for, but for empty ones."""
+    pages: list[int] = []
+    ask = ImmortalSource._page
+
+    def counted(source: ImmortalSource, outside: Outside, after: int, wait: float) -> Page:
+        page = ask(source, outside, after, wait)
+        if page.messages:
+            pages.append(len(page.messages))
+        return page
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ImmortalSource, "_page", counted)
+        yield pages
 
 
 def test_a_target_of_another_generation_takes_nothing(local: Local) -> None:
