@@ -19,7 +19,7 @@ run: $(READY)  ## the quick start: a sample shop through the log and Spark into 
 	@echo "Then kill it in the middle of a \`make run\`, and run it again: nothing is lost, nothing comes twice."
 
 test: $(READY)  ## the whole suite, without the long runs
-	$(BIN)/python -m pytest -m "not soak" -n 5 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not soak" -n 4 --dist loadgroup --no-loadscope-reorder
 
 soak: $(READY)  ## the long crash loops
 	$(BIN)/python -m pytest -m soak --timeout=3600

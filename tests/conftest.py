@@ -88,8 +88,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that share a Spark session share a process: two sessions, one for each of two cores.
 
     So do those that share the cluster; those with sessions of their own stay together by module. They come first,
-    since a long group that begins late has the other processes wait for it; the others fill in. There are five
-    processes (`-n 5`), since many tests wait for servers. All this before pytest-xdist looks at the groups.
+    since a long group that begins late has the other processes wait for it; the others fill in. There are four
+    processes (`-n 4`), since many tests wait for servers. All this before pytest-xdist looks at the groups.
     """
     for item in items:
         if _is_long(item):

@@ -25,7 +25,7 @@ from penstock.journal.protocol import (
 )
 
 from .brokers import in_loop, until
-from .foreign import JOURNAL, SNAPPY, Foreign, dialed, journal, label_set, opened, refusal, served
+from .foreign import JOURNAL, SNAPPY, Foreign, dialed, journal, label_set, opened, refusal, refusal_of, served
 from .foreign_rules import checked, sum_of
 from .test_conformance_status import put_fragment
 
@@ -176,7 +176,7 @@ def test_a_stream_that_breaks_the_contract_is_rolled_back(
     async def test() -> None:
         async with opened(tmp_path) as (foreign, running):
             await foreign.append(JOURNAL, b"before")
-            code, text = await refusal(foreign.stubs.append(_each(messages), timeout=10))
+            code, text = await refusal_of(lambda: foreign.stubs.append(_each(messages), timeout=10))
             assert code is grpc.StatusCode.UNKNOWN
             assert complaint in text
             assert not running.broker._replicas[JOURNAL].pipeline_slot.owned

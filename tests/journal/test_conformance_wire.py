@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -31,7 +32,18 @@ from penstock.journal.protocol import (
 from penstock.journal.server import Options
 
 from .brokers import in_loop, until
-from .foreign import JOURNAL, Foreign, dialed, journal, label_set, leaves_nothing, opened, refusal, served
+from .foreign import (
+    JOURNAL,
+    Foreign,
+    dialed,
+    journal,
+    label_set,
+    leaves_nothing,
+    opened,
+    refusal,
+    refusal_of,
+    served,
+)
 
 KEYS = Keys((b"secret",))
 Call = Callable[[Foreign], object]
@@ -110,7 +122,7 @@ def test_a_request_that_is_not_valid_is_an_error_with_its_text(
 ) -> None:
     async def test() -> None:
         async with opened(tmp_path) as (foreign, _):
-            code, text = await refusal(call(foreign))
+            code, text = await refusal_of(partial(call, foreign))
             assert code is grpc.StatusCode.UNKNOWN
             assert complaint in text
 
@@ -135,7 +147,7 @@ def test_a_header_of_another_cluster_or_for_another_broker_is_refused(tmp_path: 
                     _read(journal=JOURNAL, header=header),
                     _fragments(journal=JOURNAL, header=header),
                 ):
-                    code, text = await refusal(call(foreign))
+                    code, text = await refusal_of(partial(call, foreign))
                     assert code is grpc.StatusCode.UNKNOWN
                     assert complaint in text
             anyone = Header()
@@ -169,12 +181,12 @@ def test_each_call_needs_its_capability(tmp_path: Path) -> None:
         options = Options(authorizer=KeyedAuthorizer(KEYS))
         async with served(tmp_path, options=options) as running, dialed(running.address) as foreign:
             for call, _ in NEEDED:
-                code, text = await refusal(call(foreign))
+                code, text = await refusal_of(partial(call, foreign))
                 assert code is grpc.StatusCode.UNAUTHENTICATED
                 assert text == "missing or empty Authorization token"
             for call, needed in NEEDED:
                 token = _token(Capability.ALL & ~needed)
-                code, text = await refusal(_with(call, foreign, token))
+                code, text = await refusal_of(partial(_with, call, foreign, token))
                 assert code is grpc.StatusCode.UNAUTHENTICATED
                 assert text == f"authorization is missing required {needed.name} capability"
 

@@ -67,6 +67,7 @@ class TailConformance(CopyConformance):
         ns = bench.make(FEW)
         with bench.reading(tail=True) as reading:
             bench.catch_up(reading, ns)
+            bench.follow(reading, ns)
             for i in range(10, 40, 3):
                 bench.subject.insert(ns, [Row(i + n, f"added {i + n}") for n in range(3)])
             bench.catch_up(reading, ns)
