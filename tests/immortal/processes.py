@@ -16,6 +16,8 @@ from typing import Any
 
 from tests.servers.ports import free_port
 
+from penstock.immortal.journals import OUTAGE
+
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE = 60.0
 
@@ -79,9 +81,12 @@ class Instance:
             process.wait()
 
     def fail_together(self) -> None:
-        """One of the two is gone: the other one follows by itself."""
+        """One of the two is gone, or was replaced: both end by themselves.
+
+        Not always at once: a coordinator gives an append that was under way a minute to be answered.
+        """
         for process in self.processes:
-            process.wait(PATIENCE)
+            process.wait(PATIENCE + OUTAGE)
 
     def report(self) -> dict[str, Any]:
         try:

@@ -149,8 +149,8 @@ class CopyConformance(Conformance):
         before = at_rest()
         with bench.reading() as reading:
             assert reading.take(bench.patience) is not None
-            ahead = grown(before, 2 * bench.subject.read_ahead)
-        assert ahead < 2 * bench.subject.read_ahead, (
+            ahead = grown(before, 3 * bench.subject.read_ahead)
+        assert ahead < 3 * bench.subject.read_ahead, (
             f"{ahead >> 20} MiB are in memory, and nobody asked for them"
         )
 
