@@ -76,7 +76,7 @@ def rounds(place: str, folder: Path, what: str, seed: int, count: int) -> None:
         check(asker, echo, total)
 
 
-@pytest.mark.parametrize("what", ["both", "everything"])
+@pytest.mark.parametrize("what", [pytest.param("both", marks=pytest.mark.soak), "everything"])
 def test_kill_9_of_parts_loses_nothing(tmp_path: Path, what: str) -> None:
     with broker(tmp_path) as place:
         rounds(place, tmp_path, what, 1, 2)

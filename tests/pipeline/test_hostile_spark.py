@@ -81,6 +81,7 @@ def test_every_refused_message_has_its_retries_before_it_is_buried(
         assert [letter.offset for letter in deadletters.load(client, "p")] == [1, 3]
 
 
+@pytest.mark.soak
 def test_a_function_that_makes_up_offsets_stops_its_sink_and_not_the_clock(
     tmp_path: Path, spark: SparkSession
 ) -> None:

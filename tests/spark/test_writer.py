@@ -289,6 +289,7 @@ def killed_while_copying(path: Path, tmp_path: Path, step: str) -> bool:
     return done.returncode == -signal.SIGKILL
 
 
+@pytest.mark.soak
 @pytest.mark.spark
 def test_a_driver_killed_after_the_append_writes_exactly_once(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "data"
