@@ -33,6 +33,7 @@ import inspect
 import logging
 import random
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple, cast
@@ -73,19 +74,19 @@ class SourceFailedError(PenstockError):
     """The connector ended, since one of its streams or the worker said that it cannot go on."""
 
 
-class Stream:
+class Stream(ABC):
     """One stream; see the module's text. `name` identifies it for good: its id is made of it."""
 
     name: str
     blocking = False
 
+    @abstractmethod
     def seek(self, point: int | None) -> Awaitable[None] | None:
         """Go to the first record behind `point`, or earlier; None is the beginning."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self) -> Records | Awaitable[Records]:
         """The next records, some thousands at most; empty if there are none now, None if there will be none."""
-        raise NotImplementedError
 
     def ack(self, point: int) -> Awaitable[None] | None:
         """Everything up to this id is durable."""

@@ -189,19 +189,7 @@ class _Run:
             LatestSchemas(lambda ns: self._log.state.schema(ns), lambda: self._log.state.schemas()),
             self._engine.safe,
         )  # fmt: skip
-        together = atomic_nodes(pipeline)
-        self._sinks = [
-            SupervisedSink(
-                node,
-                runner_for(node, self._claim_of(node.name), partial(burials.bury, node.name), around),
-                around,
-            )
-            for node in pipeline.sink_nodes
-            if node not in together
-        ]
-        if together:
-            bury = lambda name: partial(burials.bury, name)  # noqa: E731
-            self._sinks.append(SupervisedGroup(together, self._decisions, self._claim_of, bury, around))
+        self._sinks = self._supervised(burials, around)
         self._upkeep = Housekeeping(
             self._log, pipeline.name, settings, lambda: {sink.node.name: sink.durable for sink in self._sinks}
         )
@@ -220,6 +208,23 @@ class _Run:
         self._copies = Copies()
         self._broker_away = False
         self.progress = self._told("opening")
+
+    def _supervised(self, burials: Burials, around: Surroundings) -> list[SupervisedSink]:
+        """Each sink with a query of its own; those that commit together with one for all of them."""
+        together = atomic_nodes(self._pipeline)
+        sinks = [
+            SupervisedSink(
+                node,
+                runner_for(node, self._claim_of(node.name), partial(burials.bury, node.name), around),
+                around,
+            )
+            for node in self._pipeline.sink_nodes
+            if node not in together
+        ]
+        if together:
+            bury = lambda name: partial(burials.bury, name)  # noqa: E731
+            sinks.append(SupervisedGroup(together, self._decisions, self._claim_of, bury, around))
+        return sinks
 
     def carry_out(self) -> Summary:
         """Do all of it. Whatever ends the run is in `failure`; the account is made in any case."""
