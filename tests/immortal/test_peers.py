@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -86,3 +87,33 @@ def test_a_receiver_and_a_sender_that_were_made_anew(broker: str) -> None:
                     await receiver.until(lambda: receiver.app.state["sum"] == had + 1100)
 
     scenario(broker, test, "made")
+
+
+def test_a_coordinator_ends_also_while_a_stream_of_it_is_being_closed(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(place: Place, options: Options) -> None:
+        closing = asyncio.Event()
+
+        async def follow(*_: object) -> AsyncIterator[about.About]:
+            """Takes its time to end."""
+            try:
+                await asyncio.Event().wait()
+                yield about.About()
+            finally:
+                closing.set()
+                await asyncio.Event().wait()
+
+        monkeypatch.setattr(about, "follow", follow)
+        sending, receiving = replace(options, name="ended-sender"), replace(options, name="ended-receiver")
+        async with instance(place, sending) as sender:
+            await sender.until(lambda: "record 0" in sender.lb.seen)
+            async with instance(place, receiving) as receiver:
+                await receiver.until(lambda: "record 0" in receiver.lb.seen)
+                say(sender, "ended-receiver", 1)
+                await receiver.until(lambda: receiver.app.state["sum"] == 1)
+            async with asyncio.timeout(60):
+                await closing.wait()
+                await sender.end()
+
+    scenario(broker, test, "ended")

@@ -333,13 +333,12 @@ class Coordinator:
                 await self.binding.deliver(self.state.committer, item.sequence, item.body)
 
     async def watch_fence(self) -> None:
-        """An idle primary that was replaced is to know it soon."""
+        """A primary that was replaced is to know it soon, also one that is idle, or whose append nobody answers."""
         assert self.fenced is not None
         while True:
             await asyncio.sleep(1.0)
-            if time.monotonic() - self.fenced.last_contact > 1.0 and not self._appending.locked():
-                async with self._appending:
-                    await steadily(self.place.reach, self.fenced.confirm)
+            if time.monotonic() - self.fenced.last_contact > 1.0:
+                await steadily(self.place.reach, self.fenced.confirm)
 
 
 def fatal(error: BaseException) -> FatalError | None:

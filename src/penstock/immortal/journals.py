@@ -208,12 +208,11 @@ class Fenced:
             return landed.begin, landed.end
 
     async def confirm(self) -> None:
-        """Make sure that nobody has claimed the journal since."""
-        try:
-            found = await self._client.append(self._own.journal, (), check=self._own.check, timeout=OUTAGE)
-        except RegisterMismatchError as error:
-            raise self._own.fenced(error.registers) from None
-        self._own.require_registers(found.registers)
+        """Make sure that nobody else has claimed the journal since; an append of ours may be under way meanwhile."""
+        found, _ = await registers(self._client, self._own.journal)
+        self._own.require_registers(found)
+        if owner_of(found) != self._own.owner:
+            raise self._own.fenced(found)
         self.last_contact = time.monotonic()
 
     async def _found_out(self, why: PenstockError, size: int) -> tuple[int, int] | None:

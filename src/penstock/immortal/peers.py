@@ -8,7 +8,6 @@ counts.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections.abc import Callable, Coroutine
@@ -312,10 +311,7 @@ class Peers:
                 waiting.cancel()
             await (hearing if hearing.done() else moving)
         finally:
-            for task in (hearing, moving):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, OSError, PenstockError):
-                    await task
+            await _ended(hearing, moving)
 
     async def _moved(self, name: str, epoch: int) -> None:
         """Return when another coordinator of the peer is primary."""
@@ -335,6 +331,16 @@ class Peers:
         if output.committed(commit.number, commit.replayable):
             self._coordinator.state.acknowledged(output)
             self._coordinator.progress.set()
+
+
+async def _ended(*tasks: asyncio.Future[None]) -> None:
+    """End them, whatever they end by. They are not awaited by name: that would take our own end for theirs."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()
 
 
 async def _replay_from(
