@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Callable, Coroutine
 
 from penstock.base.errors import PenstockError
@@ -30,14 +31,15 @@ from penstock.immortal.streams import (
     read_line,
 )
 from penstock.immortal.wire.between import Commit, ReplayFrom
-from penstock.immortal.wire.messages import Message, MessageDecoder, MessageType, encode_message
+from penstock.immortal.wire.messages import CALLS, Message, MessageDecoder, MessageType, encode_message
+from penstock.immortal.wire.pings import arriving, is_ping
 from penstock.immortal.wire.rpc import batch_counts
 from penstock.immortal.wire.zigzag import CorruptWireError
 from penstock.journal.client import FencedError
 
 _log = logging.getLogger(__name__)
 _RETRY = 0.25
-_CALLS = (MessageType.RPC, MessageType.RPC_BATCH, MessageType.COUNT_REPLAYABLE_RPC_BATCH)
+_TAKEN = CALLS | {MessageType.RPC_BATCH, MessageType.COUNT_REPLAYABLE_RPC_BATCH}
 BEAT = 0.25
 NOT_PRIMARY = "this coordinator is not primary"
 _STALLED = 1 << 20
@@ -171,12 +173,13 @@ class Peers:
             for event in decoder.feed(data):
                 if mine.is_replaced:
                     return
-                if not isinstance(event, Message) or event.type not in _CALLS:
+                if not isinstance(event, Message) or event.type not in _TAKEN:
                     raise CorruptWireError("something else than calls on a stream of calls", position=0)
-                count, replayable, _ = batch_counts(event.type, event.data)
-                coordinator.state.accept(
-                    mine.source, encode_message(event.type, event.data), count, replayable
-                )
+                kind, data = event
+                if is_ping(kind):
+                    data = arriving(kind, data, time.time())
+                count, replayable, _ = batch_counts(kind, data)
+                coordinator.state.accept(mine.source, encode_message(kind, data), count, replayable)
                 coordinator.input.set()
             while coordinator.state.gathered_bytes > 2 * COMMIT_BUFFER and not mine.is_replaced:
                 coordinator.progress.clear()
