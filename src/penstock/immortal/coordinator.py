@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.base.faults import step
-from penstock.immortal import checkpoints
+from penstock.immortal import checkpoints, journals
 from penstock.immortal.checkpoints import Catalogue, Entry
 from penstock.immortal.journals import Fenced, journal_name, steadily
 from penstock.immortal.logformat import Mark, Rolled, Source, encode_mark
@@ -76,6 +76,9 @@ class Options:
     failover: float = 1.5
     """Seconds without a heartbeat after which a secondary takes over."""
     legacy: bool = False
+    replication: int = 1
+    """Of the instance's journals, if they are made now."""
+    store: str = journals.STORE
 
 
 @dataclass

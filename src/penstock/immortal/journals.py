@@ -39,6 +39,8 @@ INSTANCE_LABEL = "penstock.dev/immortal"
 KIND_LABEL = "penstock.dev/kind"
 KINDS = ("log", "checkpoints", "about")
 FRAGMENT = 64 << 20
+STORE = "file:///"
+"""Where fragments go unless something else is said."""
 OUTAGE = 60.0
 """Seconds for which an owner waits for a broker to come back."""
 _ROUNDS = 16
@@ -80,7 +82,7 @@ def check_name(instance: str) -> str:
     return instance
 
 
-def spec(instance: str, kind: str, *, replication: int = 1, store: str = "file:///") -> JournalSpec:
+def spec(instance: str, kind: str, *, replication: int = 1, store: str = STORE) -> JournalSpec:
     made = JournalSpec(
         name=journal_name(instance, kind),
         replication=replication,
@@ -95,10 +97,8 @@ def spec(instance: str, kind: str, *, replication: int = 1, store: str = "file:/
     return made
 
 
-async def ensure(
-    client: AsyncClient, instance: str, *, replication: int = 1, store: str = "file:///"
-) -> None:
-    """Make the journals of an instance unless they are there."""
+async def ensure(client: AsyncClient, instance: str, *, replication: int = 1, store: str = STORE) -> None:
+    """Make the journals of an instance unless they are there; those that are stay as they are."""
     check_name(instance)
     there = {
         found.spec.name: found.spec

@@ -57,7 +57,7 @@ class Debug:
 async def serve(options: Options, place: Place, tell: Tell, debug: Debug | None = None) -> None:
     """Run a coordinator until it fails, which is how each one ends."""
     await place.reach()
-    await journals.ensure(place.client, options.name)
+    await journals.ensure(place.client, options.name, replication=options.replication, store=options.store)
     receive, send = options.receive_port, options.send_port
     binding = await Binding.accepted(
         receive,
