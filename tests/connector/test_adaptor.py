@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -137,7 +138,7 @@ def test_settings_that_cannot_be_are_refused() -> None:
         a.connector(listen="127.0.0.1:1", ca="ca.pem")
     with pytest.raises(UsageError, match="connections to sinks have no TLS"):
         a.connector(sink="127.0.0.1:1", certificate="cert.pem", private_key="key.pem")
-    with pytest.raises(UsageError, match="cannot read the TLS certificate file nowhere.pem"):
+    with pytest.raises(UsageError, match=r"cannot read the TLS certificate file nowhere\.pem"):
         a.connector(listen="127.0.0.1:1", certificate="nowhere.pem", private_key="key.pem").source()
 
 
@@ -162,11 +163,13 @@ def answer(port: int, tls: ssl.SSLContext | None) -> bytes:
 def test_over_tls_only_those_come_in_whom_the_authority_has_signed(tmp_path: Path) -> None:
     authority, strangers = Authority(tmp_path, "authority"), Authority(tmp_path, "strangers")
     ours, theirs, another = authority.pair("pipeline"), authority.pair("theirs"), strangers.pair("another")
-    files = {"certificate": ours.cert_file, "private_key": ours.key_file, "ca": authority.ca_file}
     port, log = free_port(), Log()
-    reading = threading.Thread(
-        target=lambda: log.read(port, **{name: str(file) for name, file in files.items()}), daemon=True
-    )
+    files = {
+        "certificate": str(ours.cert_file),
+        "private_key": str(ours.key_file),
+        "ca": str(authority.ca_file),
+    }
+    reading = threading.Thread(target=partial(log.read, port, **files), daemon=True)  # type: ignore[arg-type]
     reading.start()
     greeted = encode(Ok(65536))
     assert greeted not in answer(port, None)
