@@ -283,7 +283,7 @@ def test_a_checkpoint_of_no_bytes_is_one(broker: str) -> None:
             one.app.blob = lambda: b""  # type: ignore[method-assign]
             await one.seen("control 11", "record 0")
         async with instance(place, options) as two:
-            two.app.load = loaded.append  # type: ignore[method-assign]
+            two.app.load = lambda blob: loaded.append(blob)  # type: ignore[method-assign]
             await two.seen("checkpoint", "record 0", "control 11")
         assert loaded == [b""]
 
