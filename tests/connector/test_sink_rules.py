@@ -9,9 +9,13 @@ from __future__ import annotations
 import contextlib
 import random
 import signal
+import subprocess
 import threading
+from pathlib import Path
 
 import pytest
+from tests.connector import working
+from tests.connector.proxying import Proxy
 from tests.connector.sinking import (
     FIRST,
     PATIENCE,
@@ -166,6 +170,47 @@ def one_round(sink: SinkProcess, worker: Worker, stream: bytes, dice: random.Ran
 
 def test_a_few_crashes_in_a_row(sink: SinkProcess) -> None:
     crash_loop(sink, seed=8, rounds=7)
+
+
+FRAMES = {"Message": 1, "Phase1": 1, "Reply": 1, "Phase2": 1, "ReplyUncommitted": 4}
+"""Where one of the two is killed: the frame that does not get through, and the time that it comes for."""
+
+
+def killed_over_it(sink: SinkProcess, record: Path, at: str, victim: str) -> None:
+    """A worker that is a process, too, is to deliver thirty messages, and one of the two is killed over it."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def kill() -> None:
+        (sink if victim == "sink" else running[0]).kill()
+
+    with Proxy(sink.address, at, kill, turn=FRAMES[at]) as proxy:
+        begin = working.messages_of(record)
+        running.append(working.started(proxy.address, record, begin, begin + 30, {}))
+        assert running[0].wait(PATIENCE) != 0
+        assert proxy.met.wait(PATIENCE), proxy.seen
+    if victim == "sink":
+        sink.start()
+
+
+def kill_loop(sink: SinkProcess, seed: int, rounds: int) -> None:
+    dice, record = random.Random(seed), sink.root / "record"
+    sink.start()
+    for _ in range(rounds):
+        killed_over_it(sink, record, dice.choice(list(FRAMES)), dice.choice(["sink", "worker"]))
+        decided = working.lines(0, working.messages_of(record))
+        assert decided.startswith(sink.committed(working.WORKER))
+    begin = working.messages_of(record)
+    working.deliver("{}:{}".format(*sink.address), record, begin, begin + 30)
+    assert sink.committed(working.WORKER) == sink.held(working.WORKER) == working.lines(0, begin + 30)
+
+
+def test_a_sink_and_a_worker_are_killed_at_a_few_frames(sink: SinkProcess) -> None:
+    kill_loop(sink, seed=6, rounds=5)
+
+
+@pytest.mark.soak
+def test_a_sink_and_a_worker_are_killed_at_many_frames(sink: SinkProcess) -> None:
+    kill_loop(sink, seed=1, rounds=30)
 
 
 @pytest.mark.soak
