@@ -66,7 +66,7 @@ class Connector(Adaptor):
         "sink: whether the sink can abort; False for one that always commits: at least once", default=True
     )
     check_offsets: bool = setting(
-        "sink: whether the offset in its answer to NOTIFY can be relied on", default=True
+        "sink: whether to rely on the offset that it vouches for in its answer to NOTIFY", default=True
     )
     envelope: bool = setting("sink: write op, ts and ns around the data of each line", default=False)
     frame_bytes: int = setting(
