@@ -33,6 +33,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
 
 import pytest
 from tests.connector import working
@@ -219,13 +220,14 @@ def dies(sink: SinkProcess, row: int, how: str, begin: int) -> None:
     at = DEATHS[how][row]
     environment = {faults.TRACE: str(sink.root / f"worker-{row}")}
     environment |= {faults.KILL: f"{at}:1"} if how == "fault" else {}
-    running: list[subprocess.Popen[bytes]] = []
+    running: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
     # Four lists: one each when it settles, stages and tells, and the one that says that it was carried out.
     turn = 4 if at == "ReplyUncommitted" else 1
-    with Proxy(sink.address, at, lambda: running[0].kill(), turn=turn) as proxy:
+    with Proxy(sink.address, at, lambda: running.get().kill(), turn=turn) as proxy:
         address = sink.address if how == "fault" else proxy.address
-        running.append(working.started(address, sink.root / "record", begin, begin + 10, environment))
-        assert running[0].wait(PATIENCE) == -signal.SIGKILL
+        worker = working.started(address, sink.root / "record", begin, begin + 10, environment)
+        running.put(worker)
+        assert worker.wait(PATIENCE) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("how", ["fault", "frame"])

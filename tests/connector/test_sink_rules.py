@@ -14,6 +14,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 from tests.connector import working
@@ -181,15 +182,16 @@ FRAMES = {"Message": 1, "Phase1": 1, "Reply": 1, "Phase2": 1, "ReplyUncommitted"
 
 def killed_over_it(sink: SinkProcess, record: Path, at: str, victim: str) -> None:
     """A worker that is a process, too, is to deliver thirty messages, and one of the two is killed over it."""
-    running: list[subprocess.Popen[bytes]] = []
+    running: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
 
     def kill() -> None:
-        (sink if victim == "sink" else running[0]).kill()
+        (sink if victim == "sink" else running.get()).kill()
 
     with Proxy(sink.address, at, kill, turn=FRAMES[at]) as proxy:
         begin = working.messages_of(record)
-        running.append(working.started(proxy.address, record, begin, begin + 30, {}))
-        assert running[0].wait(PATIENCE) != 0
+        worker = working.started(proxy.address, record, begin, begin + 30, {})
+        running.put(worker)
+        assert worker.wait(PATIENCE) != 0
         assert proxy.met.wait(PATIENCE), proxy.seen
     if victim == "sink":
         sink.start()
