@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
+from penstock.console.reaching import BrokerPlace
 from penstock.immortal import about
-from penstock.journal.client import AsyncClient
+from penstock.journal.client import AsyncClient, Client
 from penstock.journal.embedded import EmbeddedBroker
-from penstock.log.control import Control, ControlEntry
+from penstock.log.control import Control, ControlEntry, Detail
 from penstock.log.message import Message, Mode
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.transaction import Transaction
@@ -301,16 +303,34 @@ def test_what_is_seen_is_shown_before_everything_is(
         assert page.get_by_text("Still looking").count() == 0
 
 
-def test_transactions_in_flight_are_shown_with_their_votes(shop: Place, at: str, visit: Visit) -> None:
-    """Of a run whose process is this one."""
+def beside_the_run(shop: Place, voted: Transaction, broker: EmbeddedBroker) -> AbstractContextManager[str]:
+    """In its data directory, where its file is; its process is this one."""
+    sales = NodeProgress("sales", "sink", "connector", "running", transaction=voted)
+    progress = Progress("shop", 1.0, "running", 16, [sales])
+    publish(shop.data, RunFile("r2", os.getpid(), "here", now_us(), now_us(), progress, None))
+    return console(shop.data)
+
+
+def behind_a_broker(shop: Place, voted: Transaction, broker: EmbeddedBroker) -> AbstractContextManager[str]:
+    """Elsewhere: the run's beat must do."""
+    run: Detail = {"run": "r2", "pid": 7, "host": "elsewhere"}
+    told: Detail = {**run, "in_flight": {"sales": msgspec.to_builtins(voted)}}
+    with Client(broker.address) as client:
+        for action, detail in (("run-begin", run), ("run-beat", told)):
+            Control(client, "shop").append(ControlEntry(now_us(), "run", action, None, detail))
+    return console(shop.data, reaching=BrokerPlace(lambda: Client(broker.address), broker.address))
+
+
+@pytest.mark.parametrize("watched", [beside_the_run, behind_a_broker])
+def test_transactions_in_flight_are_shown_with_their_votes(
+    shop: Place,
+    visit: Visit,
+    watched: Callable[[Place, Transaction, EmbeddedBroker], AbstractContextManager[str]],
+) -> None:
     voted = Transaction(
         "3f2a", 14, 16, "aborted", now_us(), now_us(), {"shop.sales.0": True, "shop.sales.1": False}
     )
-    sales = NodeProgress("sales", "sink", "connector", "running", transaction=voted)
-    progress = Progress("shop", 1.0, "running", 16, [sales])
-    with EmbeddedBroker(shop.data):
-        here = socket.gethostname()
-        publish(shop.data, RunFile("r2", os.getpid(), here, now_us(), now_us(), progress, None))
+    with EmbeddedBroker(shop.data) as broker, watched(shop, voted, broker) as at:
         page = visit(f"{at}/#/connectors")
         shown = page.get_by_role("region", name="Transactions in flight")
         expect(shown, "14 to 15")
