@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.xdist_group("chromium")
 
+FOLLOWING = SHOP.replace('"file://in.jsonl"', '"file://in.jsonl", tail=True, ns="orders"')
+
 
 @contextmanager
 def started(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
@@ -68,7 +70,7 @@ def said(process: subprocess.Popen[str], file: Path, beginning: str) -> str:
 @pytest.mark.spark
 def test_a_sink_is_mended_while_its_pipeline_runs(tmp_path: Path, visit: Visit) -> None:
     place = Place(tmp_path)
-    place.file.write_text(SHOP.replace('"file://in.jsonl"', '"file://in.jsonl", tail=True, ns="orders"'))
+    place.file.write_text(FOLLOWING)
     given = [order(number).data.decode() for number in range(20)]
     (tmp_path / "in.jsonl").write_text("\n".join(given[:16]) + "\n")
     port = free_port()
@@ -181,7 +183,8 @@ def test_a_cluster_that_loses_a_broker(tmp_path: Path, visit: Visit) -> None:
 
 
 def test_a_connector_with_a_stream_is_moved_to_another_worker(tmp_path: Path, visit: Visit) -> None:
-    for name in ("broker", "here", "there", "send"):
+    """From the page beside a run, which has nothing to do here, and so starts no Spark."""
+    for name in ("broker", "here", "there", "send", "run"):
         (tmp_path / name).mkdir()
     (tmp_path / "cookie").write_text("secret\n")
     cookie = ("--cookie-file", str(tmp_path / "cookie"))
@@ -207,8 +210,11 @@ def test_a_connector_with_a_stream_is_moved_to_another_worker(tmp_path: Path, vi
             *cookie,
         )
         running.enter_context(started(*send, cwd=tmp_path / "send"))
-        reaching = BrokerPlace(lambda: Client(address), address)
-        at = running.enter_context(console(tmp_path, reaching=reaching, cookie=b"secret"))
+        (tmp_path / "run" / "shop.py").write_text(FOLLOWING)
+        (tmp_path / "run" / "in.jsonl").touch()
+        beside = ("run", "shop.py", "--follow", "--console", "--console-listen", "127.0.0.1:0", *cookie)
+        run = running.enter_context(started(*beside, "--broker", address, cwd=tmp_path / "run"))
+        at = said(run, tmp_path / "run" / "err", "console: ").rstrip("/")
         page = visit(f"{at}/#/connectors")
         expect(page.get_by_role("region", name="Sessions of here"), "web")
         expect(page.get_by_role("region", name="Streams of here"), "lines.txt")

@@ -196,10 +196,16 @@ async def _until_signalled(
 
 @contextmanager
 def beside_run(
-    ctx: click.Context, listen: str | None, pipeline: Pipeline, connection: Connection
+    ctx: click.Context,
+    listen: str | None,
+    pipeline: Pipeline,
+    connection: Connection,
+    cookie_file: Path | None,
 ) -> Iterator[None]:
     """The console for the time of a run, if one is wanted."""
     if listen is None:
+        if cookie_file is not None:
+            raise UsageError("--cookie-file is for the console of a run", hint="give --console as well")
         yield
         return
     _require_extra()
@@ -210,7 +216,9 @@ def beside_run(
     files = {pipeline.name: pipeline.file} if pipeline.file else {}
     definitions = Definitions(files, recorded=False, settings=settings, secrets=secrets)
     made = door(listen, None, None, read_only=False, cert=None, key=None)
-    with beside(
-        reaching(connection), definitions, made, lambda address: click.echo(f"console: {address}", err=True)
-    ):
+
+    def ready(address: str) -> None:
+        click.echo(f"console: {address}", err=True)
+
+    with beside(reaching(connection), definitions, made, ready, cookie=cookie_of(cookie_file)):
         yield
