@@ -188,6 +188,7 @@ def test_a_connector_with_a_stream_is_moved_to_another_worker(tmp_path: Path, vi
         (tmp_path / name).mkdir()
     (tmp_path / "cookie").write_text("secret\n")
     cookie = ("--cookie-file", str(tmp_path / "cookie"))
+    journals = ("--journals", "tenants/a")
     (tmp_path / "send" / "lines.txt").write_text("one\ntwo\nthree\n")
     serve = ("broker", "serve", "--data-dir", "data", "--listen", "127.0.0.1:0", "--http", "off", "--json")
     with ExitStack() as running:
@@ -196,7 +197,8 @@ def test_a_connector_with_a_stream_is_moved_to_another_worker(tmp_path: Path, vi
         address, workers = f"http://{grpc}", []
         for name in ("here", "there"):
             work = ("connector", "worker", "--listen", "127.0.0.1:0", "--name", name, "--json", *cookie)
-            worker = running.enter_context(started(*work, "--broker", address, cwd=tmp_path / name))
+            work += (*journals, "--broker", address)
+            worker = running.enter_context(started(*work, cwd=tmp_path / name))
             workers.append(json.loads("{" + said(worker, tmp_path / name / "out", "{"))["listen"])
         send = (
             "connector",
@@ -226,14 +228,15 @@ def test_a_connector_with_a_stream_is_moved_to_another_worker(tmp_path: Path, vi
         dialog = page.get_by_role("dialog", name=f"Move instance web to {workers[1]}")
         expect(dialog, f"goes from the worker at {workers[0]} to the one at {workers[1]}, with its 1 stream")
         expect(dialog, "1 connected program is sent there")
-        expect(dialog, f"penstock connector migrate web --to {workers[1]} --cookie-file FILE --broker")
+        same = f"penstock connector migrate web --to {workers[1]} --cookie-file FILE --journals tenants/a --broker"
+        expect(dialog, same)
         dialog.get_by_role("button", name="Move", exact=True).click()
         expect(page.get_by_role("region", name="Streams of there"), "lines.txt")
         expect(page.get_by_role("region", name="Sessions of there"), "web")
         expect(page.locator("section", has_text="Who did what"), f"moves from {workers[0]} to {workers[1]}")
         accessible(page)
         with Client(address) as client:
-            (deed,) = deeds(client, "connectors/web")
+            (deed,) = deeds(client, "tenants/a/web")
         assert (deed.action, deed.who.endswith("(console)")) == ("migrate", True)
 
 

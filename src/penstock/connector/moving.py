@@ -65,7 +65,7 @@ def move(workers: Sequence[WorkerStatus], what: str, target: str, cookie: bytes)
             return Moved(instance, each.address, target)
     raise PenstockError(
         f"no worker has an instance or an open stream called '{what}'",
-        hint="`penstock connector status` lists workers and streams",
+        hint="`penstock connector status` lists workers and streams; of journals with another prefix: --journals",
     )
 
 

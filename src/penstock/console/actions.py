@@ -44,6 +44,8 @@ class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     numbers: tuple[int, ...] = ()
     to: str = ""
     """Of an instance that moves: the worker to go to."""
+    journals: str = ""
+    """Of an instance: the prefix of its journal."""
 
 
 @dataclass(frozen=True, slots=True)
