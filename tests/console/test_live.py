@@ -68,6 +68,7 @@ def said(process: subprocess.Popen[str], file: Path, beginning: str) -> str:
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(900)
 def test_a_sink_is_mended_while_its_pipeline_runs(tmp_path: Path, visit: Visit) -> None:
     place = Place(tmp_path)
     place.file.write_text(FOLLOWING)
@@ -197,8 +198,9 @@ def test_a_connector_with_a_stream_is_moved_to_another_worker(tmp_path: Path, vi
         address, workers = f"http://{grpc}", []
         for name in ("here", "there"):
             work = ("connector", "worker", "--listen", "127.0.0.1:0", "--name", name, "--json", *cookie)
-            work += (*journals, "--broker", address)
-            worker = running.enter_context(started(*work, cwd=tmp_path / name))
+            worker = running.enter_context(
+                started(*work, *journals, "--broker", address, cwd=tmp_path / name)
+            )
             workers.append(json.loads("{" + said(worker, tmp_path / name / "out", "{"))["listen"])
         send = (
             "connector",
