@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.immortal import pairs as immortals
 from tests.journal.cluster.processes import cluster
 from tests.servers.cache import end_with_parent
 from tests.servers.ports import free_port
@@ -26,8 +27,9 @@ from penstock.journal.client import Client
 from penstock.log.audit import deeds
 
 from .conftest import Visit
+from .pictures import kept
 from .places import POISON, SHOP, Place, console, order
-from .test_page import accessible, confirmed, expect, kept
+from .test_page import accessible, confirmed, expect
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -240,6 +242,43 @@ def test_a_connector_with_a_stream_is_moved_to_another_worker(tmp_path: Path, vi
         with Client(address) as client:
             (deed,) = deeds(client, "tenants/a/web")
         assert (deed.action, deed.who.endswith("(console)")) == ("migrate", True)
+
+
+TICKING = """\
+import asyncio
+
+from penstock.immortal import Immortal, impulse
+
+
+class Ticking(Immortal):
+    ticks: int = 0
+
+    async def on_primary(self) -> None:
+        while True:
+            self.tick.send()
+            await asyncio.sleep(0.05)
+
+    @impulse
+    def tick(self) -> None:
+        self.ticks += 1
+"""
+
+
+def test_an_immortal_is_seen_at_work(tmp_path: Path, visit: Visit) -> None:
+    (tmp_path / "ticking.py").write_text(TICKING)
+    with immortals.broker(tmp_path) as address:
+        clock = immortals.Pair(address, tmp_path, "clock", "Ticking", apps=tmp_path / "ticking.py")
+        reaching = BrokerPlace(lambda: Client(address), address)
+        with immortals.running(clock), console(tmp_path, reaching=reaching) as at:
+            page = visit(f"{at}/#/immortals")
+            row = page.get_by_role("row", name="clock")
+            expect(row, "replica 0 at 127.0.0.1:", seconds=120)
+            expect(row.get_by_role("cell").last, re.compile(r"^[1-9]\d*(\.\d)?/s$"))
+            kept(page, "immortals")
+            page.get_by_role("link", name="clock").click()
+            expect(page.get_by_role("region", name="Checkpoints").locator("tbody tr"))
+            expect(page.locator("dl"), re.compile(r"Taken by this primary[1-9]"))
+            accessible(page)
 
 
 def suspended_and_reset(page: Page, at: str) -> None:

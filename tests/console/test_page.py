@@ -30,17 +30,13 @@ from penstock.pipeline.records import PipelineStatus
 from penstock.pipeline.watching import Watched
 
 from .conftest import Visit
-from .places import POISON, Place, buried, console, order, stuck
+from .pictures import WANTED, hurried, kept
+from .places import POISON, Place, buried, console, flowing, order, stuck
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
 pytestmark = pytest.mark.xdist_group("chromium")
-
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
-PICTURES = {
-    "overview", "overview-dark", "sink", "log", "trace", "dead", "phone", "journals", "connectors", "spark",
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -69,14 +65,6 @@ def loaded(page: Page) -> None:
     expected(page.locator("#main .loading")).to_have_count(0, timeout=60_000)
 
 
-def kept(page: Page, name: str) -> None:
-    """A picture for the documents, if they are to be made anew: PENSTOCK_SCREENSHOTS=1."""
-    if os.environ.get("PENSTOCK_SCREENSHOTS") and name in PICTURES:
-        for part, text in ((".place", "~/shop/.penstock"), (".who", "anna@laptop")):
-            page.locator(part).first.evaluate("(part, text) => { part.textContent = text }", text)
-        page.screenshot(path=IMAGES / f"console-{name}.png")
-
-
 def accessible(page: Page) -> None:
     """Nothing that keeps people out, by axe."""
     found = Axe().run(page).response["violations"]
@@ -86,6 +74,11 @@ def accessible(page: Page) -> None:
         if one["impact"] in ("serious", "critical")
     ]
     assert not serious
+
+
+def fits(page: Page) -> bool:
+    """Whether nothing is wider than the window."""
+    return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
 
 
 def confirmed(page: Page, button: str, *says: str, do: str) -> None:
@@ -211,6 +204,25 @@ def test_what_others_do_is_seen_without_reloading(shop: Place, at: str, visit: V
     expect(tapped.locator(".tapped .m", has_text="18"), '"customer":"Cleo"')
 
 
+def test_what_flows_is_seen_as_it_does(shop: Place, visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    if WANTED:
+        hurried(monkeypatch)
+    with EmbeddedBroker(shop.data) as broker, flowing(shop, broker.address), console(shop.data) as at:
+        page = visit(f"{at}/")
+        expect(page.locator(".node.ok", has_text="archive"), re.compile(r"[1-9][\d.]*/s"))
+        expect(page.locator(".node.bad", has_text="sales"), "stopped")
+        expect(page.locator("svg.edges text", has_text="/s"))
+        assert page.locator("path.drops").count() > 0
+        if WANTED:
+            page.wait_for_timeout(120_000)
+            kept(page, "overview")
+            for name, size in (("overview-dark", (1280, 860)), ("phone", (390, 844))):
+                other = visit(f"{at}/", width=size[0], height=size[1], dark=name.endswith("dark"))
+                expect(other.locator(".node.bad"), "stopped")
+                other.wait_for_timeout(12_000)  # charts are asked for every ten seconds
+                kept(other, name)
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_every_page_is_for_everybody(shop: Place, at: str, visit: Visit, dark: bool) -> None:
     buried(shop, 3, 5, error='duplicate key value violates unique constraint "sales_pkey"')
@@ -236,24 +248,25 @@ def test_every_page_is_for_everybody(shop: Place, at: str, visit: Visit, dark: b
         if name == "journals":
             expect(page.locator("#main"), "healthy")
         accessible(page)
+        assert fits(page)
         kept(page, f"{name}{'-dark' if dark else ''}")
 
 
 def test_by_keyboard_alone_and_on_a_phone(at: str, visit: Visit) -> None:
     page = visit(f"{at}/", width=390, height=844)
     expect(page.locator(".node.bad"), "sales")
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert fits(page)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
     page.locator(".node.bad").focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="sales"))
     assert page.evaluate("document.activeElement.tagName") == "H1"
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert fits(page)
     page.get_by_role("button", name="Pause", exact=True).focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog"), "Pause sales")
-    kept(page, "phone")
+    kept(page, "phone-dialog")
     page.keyboard.press("Escape")
     page.get_by_role("dialog").wait_for(state="detached")
 

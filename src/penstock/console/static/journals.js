@@ -27,7 +27,7 @@ const chip = (tone, text) => h("span", { class: `chip ${tone}` }, h("span", { cl
 function brokers(found) {
   const cluster = found.cluster, members = cluster?.members ?? found.brokers;
   return members.length ? h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Broker"), ["Primary of", "Replica of"].map((t) => h("th", { scope: "col", class: "n" }, t)))),
-    h("tbody", {}, members.map((one) => h("tr", { key: one.name }, h("td", {}, one.name, one.leader ? [" ", chip("ok", "leader")] : null, one.exiting ? [" ", chip("warn", "exiting")] : null, one.endpoint ? h("div", { class: "dim" }, one.endpoint) : null), h("td", { class: "n" }, count(one.primary)), h("td", { class: "n" }, count(one.replica)))))) : h("p", { class: "dim" }, "No journal has a broker.");
+    h("tbody", {}, members.map((one) => h("tr", { key: one.name }, h("td", {}, one.name, one.leader ? [" ", chip("ok", "leader")] : null, one.exiting ? [" ", chip("warn", "exiting")] : null, one.endpoint ? h("div", { class: "where" }, one.endpoint) : null), h("td", { class: "n" }, count(one.primary)), h("td", { class: "n" }, count(one.replica)))))) : h("p", { class: "dim" }, "No journal has a broker.");
 }
 
 function keyspace(found) {

@@ -23,7 +23,7 @@ export function table(entries, { open, again, here, trace, wanted = "", fine = f
       const toggle = () => { if (isOpen) open.delete(entry.offset); else open.add(entry.offset); again(); };
       const row = h("tr", { class: `row ${entry.offset === here ? `here ${fine ? "fine" : ""}` : ""}`, key: `m${entry.offset}`, "data-open": isOpen, onclick: toggle },
         h("td", { class: "n" }, h("button", { class: "small", "aria-expanded": String(isOpen), "aria-label": `Message ${entry.offset}`, onclick: (event) => { event.stopPropagation(); toggle(); } }, count(entry.offset))),
-        h("td", { class: "nowrap num" }, time(entry.ts).slice(0, 19)), h("td", {}, entry.ns), h("td", {}, entry.op), h("td", {}, isOpen ? null : h("span", { class: "text" }, entry.data.slice(0, 220))));
+        h("td", { class: "nowrap num" }, time(entry.ts).slice(0, 19)), h("td", {}, entry.ns), h("td", {}, entry.op), h("td", { class: "fills" }, isOpen ? null : h("span", { class: "text" }, entry.data.slice(0, 220))));
       return isOpen ? [row, h("tr", { key: `o${entry.offset}` }, h("td", { colspan: 5, class: "full" }, message(entry, wanted),
         h("p", {}), facts(entry), trace ? h("p", {}, h("a", { href: trace(entry.offset) }, "Trace it through every node")) : null))] : row;
     }))));
