@@ -150,12 +150,12 @@ def _secret(option: str) -> str:
         raise UsageError(f"cannot read the token from {option[1:]}: {reason}") from None
 
 
-def reaching(connection: Connection) -> Reaching:
-    """The way to the journals that the options name."""
+def reaching(connection: Connection, *, runs: Path | None = None) -> Reaching:
+    """The way to the journals that the options name; beside a run, `runs` is where that leaves its file."""
     from penstock.console.reaching import BrokerPlace, DirectoryPlace
 
     if connection.address is not None:
-        return BrokerPlace(connection.client, connection.address)
+        return BrokerPlace(connection.client, connection.address, runs)
     given = connection.data_dir != DEFAULT_DATA_DIR
     return DirectoryPlace(
         connection.data_dir, f" --data-dir {shlex.quote(str(connection.data_dir))}" if given else ""
@@ -220,5 +220,6 @@ def beside_run(
     def ready(address: str) -> None:
         click.echo(f"console: {address}", err=True)
 
-    with beside(reaching(connection), definitions, made, ready, cookie=cookie_of(cookie_file)):
+    place = reaching(connection, runs=connection.data_dir)
+    with beside(place, definitions, made, ready, cookie=cookie_of(cookie_file)):
         yield
