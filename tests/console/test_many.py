@@ -166,8 +166,8 @@ def test_a_thousand_journals_and_many_updates(tmp_path: Path, visit: Visit) -> N
         soon = opened(page, at)
         samples = updated(page, client, psutil.Process(server.pid))
         print(samples[-1])
-        early, late = samples[1], samples[-1]
-        assert late.server < early.server + 40
-        assert late.heap < early.heap + 8
-        assert late.nodes < 1.5 * early.nodes
+        early, late = samples[1 : SAMPLES // 2], samples[-1]
+        assert late.server < max(one.server for one in early) + 40
+        assert late.heap < max(one.heap for one in early) + 8
+        assert late.nodes < 2 * max(one.nodes for one in early), "what is drawn anew may wait to be collected"
         assert max(soon, opened(page, at)) < 1000
