@@ -381,13 +381,15 @@ def test_behind_a_broker_a_transaction_that_lasts_is_told_with_its_votes(rig: Ri
     heard: dict[str, InFlight] = {}
 
     def until(state: str) -> None:
-        """The target takes its time: until the control journal has the transaction in this state."""
+        """The target takes its time with the first one: until the control journal has it in this state."""
+        if state in heard:
+            return
         with Client(broker.address) as client:
             for _ in range(600):
                 run = Control(client, "p").state().run
                 found = run.in_flight.get("out") if run is not None else None
                 if found is not None and found.state == state:
-                    heard.setdefault(state, found)
+                    heard[state] = found
                     return
                 time.sleep(0.1)
 
@@ -399,13 +401,13 @@ def test_behind_a_broker_a_transaction_that_lasts_is_told_with_its_votes(rig: Ri
         def commit(self, transaction: Transaction) -> None:
             until("telling")
 
-    made = Pipeline("p")
-    made.source("numbers", numbers(10)).save("out", to(rig.sink("out", Slow)))
+    made = Pipeline("p", batch_messages=10)
+    made.source("numbers", numbers(20)).save("out", to(rig.sink("out", Slow)))
     with EmbeddedBroker(rig.path / "elsewhere") as broker:
         summary = rig.run(made, broker=Reach(broker.address))
         with Client(broker.address) as client:
             run = Control(client, "p").state().run
-    assert (summary.exit_code, summary.sinks[0].delivered) == (0, 10)
+    assert (summary.exit_code, summary.sinks[0].delivered) == (0, 20)
     assert [(one.begin, one.end, one.votes) for one in heard.values()] == [
         (0, 10, {}),
         (0, 10, {"p.out.0": True}),
