@@ -171,8 +171,18 @@ async def follow(client: AsyncClient, instance: str) -> AsyncIterator[About]:
             yield about
 
 
-async def register(client: AsyncClient, instance: str, registration: Registration) -> None:
-    """Register an instance, or a replica of one; what was registered before is replaced."""
+async def register(
+    client: AsyncClient,
+    instance: str,
+    registration: Registration,
+    *,
+    replication: int = 1,
+    store: str = journals.STORE,
+) -> None:
+    """Register an instance, or a replica of one; what was registered before is replaced.
+
+    The last two are of its journals, if they are made now.
+    """
     if registration.upgrade < registration.version:
         raise UsageError(
             f"the version to upgrade to ({registration.upgrade}) is below the current one ({registration.version})"
@@ -184,7 +194,7 @@ async def register(client: AsyncClient, instance: str, registration: Registratio
                 f"there is no instance '{instance}' to add a replica to{did_you_mean(instance, known)}",
                 hint="register it first",
             )
-    await journals.ensure(client, instance)
+    await journals.ensure(client, instance, replication=replication, store=store)
     await say(client, instance, msgspec.structs.replace(registration, at=time.time()))
 
 
