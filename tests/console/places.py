@@ -25,7 +25,15 @@ from penstock.log.offsets import Commit, OffsetLog, SinkOffsets, load
 from penstock.pipeline.clock import now_us
 from penstock.pipeline.graph import as_values, graph_of
 from penstock.pipeline.loading import load_pipeline
-from penstock.pipeline.progress import NodeProgress, Progress, RunFile, publish
+from penstock.pipeline.progress import (
+    BatchProgress,
+    NodeProgress,
+    Progress,
+    QueryProgress,
+    RunFile,
+    SparkProgress,
+    publish,
+)
 
 SEGMENT = 1 << 20
 
@@ -167,8 +175,16 @@ def _flow(place: Place, address: str, over: threading.Event) -> None:
             archive.replace(Commit(watermark=end, delivered=end, rows=end), {"orders": end - 1}, now_us())
             nodes = [_onwards(node, end) for node in _last_word().progress.nodes]
             progress = Progress("shop", 61.0, "running", end, nodes, log_bytes=end * 230, log_limit=50 << 30)
+            progress = replace(progress, spark=_spark())
             publish(place.data, RunFile("r2", os.getpid(), "here", began, now_us(), progress))
         log.close()
+
+
+def _spark() -> SparkProgress:
+    steps = {"stage": 900.0, "publish": 80.0, "offsets": 20.0}
+    batch = BatchProgress(now_us(), 0, 16, 16, 0, 0, 16, 1.25, steps)
+    queries = [QueryProgress("archive", "shop/archive", True, [batch])]
+    return SparkProgress("4.3.0", "local[1,4]", "local-1", "http://127.0.0.1:4040", queries)
 
 
 def _onwards(node: NodeProgress, end: int) -> NodeProgress:

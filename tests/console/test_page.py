@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,7 @@ def test_the_poison_message_of_the_seed_is_mended_from_the_page(shop: Place, at:
     expect(page.locator(".note.bad"), "wants a number")
     expect(page.locator("#main"), "Messages 14 to 15 are delivered one at a time")
     expect(page.locator(".json"), "on request")
+    assert page.locator(".json .t").all_inner_texts()[:5] == ["whole number", "text", "text", "text", "time"]
     page.get_by_label("Find in the message").fill("request")
     expect(page.locator(".json mark"), "request")
 
@@ -137,7 +139,7 @@ def test_the_poison_message_of_the_seed_is_mended_from_the_page(shop: Place, at:
 
 
 def test_passing_over_rewinding_pausing_and_giving_up(shop: Place, at: str, visit: Visit) -> None:
-    buried(shop, 3)
+    buried(shop, 3, 5)
     page = visit(f"{at}/#/p/shop/sink/sales")
     confirmed(
         page, "Pass over it", "The offset of sales moves from 13 to 14; message 15 is next", do="Pass over it"
@@ -155,16 +157,19 @@ def test_passing_over_rewinding_pausing_and_giving_up(shop: Place, at: str, visi
     expect(page.locator(".chip"), "paused")
     confirmed(page, "Resume", "goes on where its offset is", do="Resume")
     page.goto(f"{at}/#/p/shop/dead")
-    page.get_by_role("button", name="letter 0").click()
+    page.get_by_role("button", name="letter 0", exact=True).click()
     expect(page.locator(".letter"), "Dora")
-    confirmed(page, "Give it up", "will never be sent", do="Give up")
+    confirmed(page, "Give letter 0 up", "1 message will never be sent", do="Give up")
+    confirmed(page, "Give it up", "1 message will never be sent", do="Give up")
     expect(page.locator("#main"), "There are no dead letters")
     page.goto(f"{at}/#/p/shop/record")
     expect(page.locator("tbody"), "passed over")
 
     held = shop.held("sales").commit
     assert (held.watermark, held.generation) == (10, 1)
-    assert [entry.action for entry in shop.audit()] == ["ack", "mark", "pause", "resume", "dead-drop"]
+    assert [entry.action for entry in shop.audit()] == [
+        *("ack", "mark", "pause", "resume"), *["dead-drop"] * 2,
+    ]  # fmt: skip
 
 
 def test_the_log_by_offset_namespace_text_and_time(shop: Place, at: str, visit: Visit) -> None:
@@ -182,7 +187,10 @@ def test_the_log_by_offset_namespace_text_and_time(shop: Place, at: str, visit: 
         page.get_by_label(field).fill(value)
         page.get_by_role("button", name="Search").click()
         expect(page.locator("tbody tr").first, first)
-    page.goto(f"{at}/#/p/shop/log?at={now_us() + 60_000_000}")
+    soon = datetime.fromtimestamp(now_us() // 1_000_000 + 60, UTC)
+    page.goto(f"{at}/#/p/shop/log?from=0")
+    page.get_by_label("From time (UTC)").fill(soon.strftime("%Y-%m-%dT%H:%M:%S"))
+    page.get_by_role("button", name="Search").click()
     expect(page.locator("tbody tr").first, "Zoe")
     page.get_by_role("button", name="Message 16").click()
     expect(page.locator(".json"), "Zoe")
@@ -193,7 +201,7 @@ def test_the_log_by_offset_namespace_text_and_time(shop: Place, at: str, visit: 
 def test_what_others_do_is_seen_without_reloading(shop: Place, at: str, visit: Visit) -> None:
     page = visit(f"{at}/")
     expect(page.locator(".node.bad"), "stopped")
-    tapped = visit(f"{at}/#/p/shop/tap?node=slim")
+    taps = {node: visit(f"{at}/#/p/shop/tap?node={node}") for node in ("orders", "slim", "archive")}
     with shop.client() as client:
         OffsetLog(client, "shop", "sales", now_us()).replace(Commit(watermark=16), {}, now_us())
         shop.log(client, [order(n) for n in (16, 17, 18)])
@@ -201,7 +209,18 @@ def test_what_others_do_is_seen_without_reloading(shop: Place, at: str, visit: V
         control.append(ControlEntry(now_us(), "somebody", "pause", "archive"))
     expect(page.locator(".node.warn", has_text="archive"), "paused")
     expect(page.locator(".node", has_text="sales"), "3 behind")
-    expect(tapped.locator(".tapped .m", has_text="18"), '"customer":"Cleo"')
+    for node, tapped in taps.items():
+        row = tapped.locator(".tapped .m", has_text="18")
+        expect(row, '"customer":"Cleo"')
+        assert ("4111-0018" in row.first.inner_text()) is (node == "orders"), (
+            "the first function takes it out"
+        )
+    with shop.client() as client:
+        OffsetLog(client, "shop", "sales", now_us()).replace(Commit(watermark=16, careful=19), {}, now_us())
+    expect(page.locator(".node.bad"), "stopped")
+    from playwright.sync_api import expect as expected
+
+    expected(page.locator("#said")).to_have_text("shop: sales stopped before message 16, 3 behind")
 
 
 def test_what_flows_is_seen_as_it_does(shop: Place, visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +232,13 @@ def test_what_flows_is_seen_as_it_does(shop: Place, visit: Visit, monkeypatch: p
         expect(page.locator(".node.bad", has_text="sales"), "stopped")
         expect(page.locator("svg.edges text", has_text="/s"))
         assert page.locator("path.drops").count() > 0
+        page.reload()
+        expect(page.get_by_role("img", name=re.compile("^read, the last 1 min: now [1-9]")))
+        page.goto(f"{at}/#/spark")
+        expect(page.get_by_role("link", name="Spark’s own page"))
+        expect(page.locator("tbody tr"), "0 to 15")
+        expect(page.get_by_role("img", name="stage 900 ms, publish 80 ms, offsets 20 ms, other 250 ms"))
+        page.goto(f"{at}/#/")
         if WANTED:
             page.wait_for_timeout(120_000)
             kept(page, "overview")
@@ -248,7 +274,9 @@ def test_every_page_is_for_everybody(shop: Place, at: str, visit: Visit, dark: b
         if name == "journals":
             expect(page.locator("#main"), "healthy")
         accessible(page)
-        assert fits(page)
+        page.set_viewport_size({"width": 390, "height": 844})
+        assert fits(page), path
+        page.set_viewport_size({"width": 1280, "height": 860})
         kept(page, f"{name}{'-dark' if dark else ''}")
 
 

@@ -1,7 +1,7 @@
 """Answers of the console: JSON, what is wrong, and events; all under one policy.
 
-By it a page loads nothing from elsewhere, and no other page can show it in a frame. The page itself is told who referred
-to it: a browser that must not tell would say that the login form has no origin.
+By it a page loads nothing from elsewhere, and no other page can show it in a frame. Only the page itself is told who
+referred to it: a browser that may tell nobody says that the login form has no origin.
 """
 
 from __future__ import annotations
