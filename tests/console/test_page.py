@@ -254,7 +254,7 @@ def test_every_page_is_for_everybody(shop: Place, at: str, visit: Visit, dark: b
     buried(shop, 3, 5, error='duplicate key value violates unique constraint "sales_pkey"')
     page = visit(f"{at}/", dark=dark)
     for path, name in (
-        ("", "overview"),
+        ("", "resting"),
         ("p/shop", "pipeline"),
         ("p/shop/sink/sales", "sink"),
         ("p/shop/log", "log"),
