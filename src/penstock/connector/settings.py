@@ -64,7 +64,8 @@ class WorkerTls:
     """
 
     shows: ssl.SSLContext
-    trusts: ssl.SSLContext
+    trusts: ssl.SSLContext | None = None
+    """None for one that is alone, and asks nobody."""
 
 
 class NotHereError(UsageError):

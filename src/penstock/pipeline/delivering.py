@@ -41,7 +41,7 @@ def step(editor: Editor, pipeline: Pipeline, sink: str, count: int, *, bury: boo
     With `bury`, a refused one goes to the dead letters, and the sink passes it. A message of sinks that commit together
     is told of for each of them.
     """
-    nodes = _party(pipeline, sink)
+    nodes = party(pipeline, sink)
     for node in nodes:
         chain_steps(node)
         editor.require_sink_still(pipeline.name, node.name)
@@ -80,7 +80,7 @@ def replay(editor: Editor, pipeline: Pipeline, letters: Sequence[DeadLetter]) ->
         chain_steps(node)
     found = deadletters.messages(editor.client, pipeline.name, [letter.number for letter in letters])
     dead = DeadLetters(editor.client, pipeline.name, editor.clock())
-    parties = [[node.name for node in _party(pipeline, name) if node.name in nodes] for name in nodes]
+    parties = [[node.name for node in party(pipeline, name) if node.name in nodes] for name in nodes]
     for names in dict.fromkeys(map(tuple, parties)):
         mine = [letter for letter in letters if letter.sink in names]
         with (
@@ -135,7 +135,7 @@ def chain_steps(node: SinkNode) -> list[Step]:
     return steps
 
 
-def _party(pipeline: Pipeline, sink: str) -> tuple[SinkNode, ...]:
+def party(pipeline: Pipeline, sink: str) -> tuple[SinkNode, ...]:
     """The sink, and those that commit together with it."""
     node = sink_node(pipeline, sink)
     together = atomic_nodes(pipeline)
