@@ -122,8 +122,9 @@ class Actions:
         paused = wish.action == "pause"
         with self._reaching.looking() as directory:
             changed = editing.pause(directory, pipeline, wish.sink, who, paused=paused)
-        told = f"is paused{'' if changed else ' already'}" if paused else "goes on" if changed else "was not paused"
-        return Outcome(True, [f"{wish.sink} {told}."])
+        if paused:
+            return Outcome(True, [f"{wish.sink} is paused{'' if changed else ' already'}."])
+        return Outcome(True, [f"{wish.sink} {'goes on' if changed else 'was not paused'}."])
 
     def _ack(self, pipeline: str, wish: Wish, who: str) -> Outcome:
         _require(bool(wish.offsets) and len(wish.offsets) <= _MOST_OFFSETS, "offsets to acknowledge")
