@@ -113,6 +113,14 @@ def test_a_cookie_is_for_the_console(invoke: Invoke, runner: FakeRunner, shop_fi
     assert runner.calls == []
 
 
+def test_the_console_of_a_run_is_for_those_on_the_machine(
+    invoke: Invoke, runner: FakeRunner, shop_file: Path
+) -> None:
+    result = invoke("run", "shop.py", "--console", "--console-listen", "0.0.0.0:0")
+    assert (result.exit_code, "start `penstock console` beside the run" in result.stderr) == (2, True)
+    assert runner.calls == []
+
+
 def test_away_from_a_terminal_progress_is_lines_of_json(
     invoke: Invoke, runner: FakeRunner, shop_file: Path
 ) -> None:

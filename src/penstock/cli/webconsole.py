@@ -209,9 +209,16 @@ def beside_run(
         yield
         return
     _require_extra()
+    from penstock.console.access import is_loopback
     from penstock.console.definitions import Definitions
     from penstock.console.serving import beside
 
+    host = listen.rpartition(":")[0].strip("[]")
+    if host and not is_loopback(host):
+        raise UsageError(
+            f"--console-listen {listen} is not a loopback address",
+            hint="for others start `penstock console` beside the run: it takes --token or --users, and TLS",
+        )
     settings, secrets = given_values(ctx)
     files = {pipeline.name: pipeline.file} if pipeline.file else {}
     definitions = Definitions(files, recorded=False, settings=settings, secrets=secrets)
