@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.base.faults import step
@@ -30,7 +30,6 @@ READ = 256 << 10
 RETRY = 0.05
 CONNECT = 60.0
 MAX_UNWRITTEN = 1 << 30
-MANY = 50_000
 MARK_EVERY = 1.0
 
 
@@ -188,29 +187,32 @@ class Shell:
         marked = time.monotonic()
         while True:
             wait = MARK_EVERY
+            is_time = time.monotonic() - marked >= MARK_EVERY
+            if is_time:
+                marked = time.monotonic()
+                refuse_too_much(self.machine.out)
             if self.machine.is_primary:
                 now = time.time()
                 due = self.machine.services.tick(now)
                 if due is not None:
                     wait = min(wait, max(0.0, due - now))
-                if time.monotonic() - marked >= MARK_EVERY:
-                    marked = time.monotonic()
+                if is_time:
                     self.machine.mark(now)
                 if self.machine.out:
                     self._unwritten.set()
-            self._limit()
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._changed.wait()
 
-    def _limit(self) -> None:
-        out = self.machine.out
-        if len(out) > MANY and sum(len(item) for item in out if isinstance(item, bytes)) > MAX_UNWRITTEN:
-            raise ImmortalError(
-                f"the coordinator has not read for so long that {MAX_UNWRITTEN >> 20} MiB wait for it",
-                hint="a destination is down, or slower than this immortal; start the pair again when it is up",
-            )
+
+def refuse_too_much(out: Sequence[bytes | Checkpoint]) -> None:
+    """End where output has piled up: what waits is in memory, and the coordinator may never read it."""
+    if sum(len(item) for item in out if isinstance(item, bytes)) > MAX_UNWRITTEN:
+        raise ImmortalError(
+            f"the coordinator has not read for so long that {MAX_UNWRITTEN >> 20} MiB wait for it",
+            hint="a destination is down, or slower than this immortal; start the pair again when it is up",
+        )
 
 
 async def connected(
