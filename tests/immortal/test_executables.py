@@ -14,8 +14,10 @@ from tests.immortal.processes import REPOSITORY, broker, until
 from tests.servers.ports import free_port
 
 from penstock.base.errors import UsageError
+from penstock.cli import ambrosia_places as places
 from penstock.cli import cli
-from penstock.cli.ambrosia import COORDINATOR, VERBS, parse
+from penstock.cli.ambrosia_options import COORDINATOR, VERBS, parse, wants_help
+from penstock.immortal.about import Registration
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,8 @@ from penstock.cli.ambrosia import COORDINATOR, VERBS, parse
         ["-i=a", "-rp=1", "-sp=2", "-aa"],
         ["--instanceName=a", "--receivePort=1", "--sendPort=2", "--activeActive"],
         ["-instanceName:a", "-receivePort", "1", "-sp", "2", "--activeactive=true"],
+        ["-i", "a", "--rp", "1", "--sp", "2", "--aa"],
+        ["/i:a", "/RP=1", "/sendport", "2", "/aa", "--log="],
     ],
 )
 def test_options_in_every_spelling(words: list[str]) -> None:
@@ -33,6 +37,33 @@ def test_options_in_every_spelling(words: list[str]) -> None:
 
 def test_places_keep_their_colons() -> None:
     assert parse(["--log=http://h:1/"], COORDINATOR) == {"log": "http://h:1/"}
+    assert parse(["-l", "/var/logs/"], COORDINATOR) == {"log": "/var/logs/"}
+
+
+@pytest.mark.parametrize("words", [["-i=a", "--help"], ["/?"], ["-h"]])
+def test_help_is_asked_for_anywhere(words: list[str]) -> None:
+    assert wants_help(words)
+    assert not wants_help(["-i", "help"])
+
+
+def test_a_registration_outlives_the_logs_and_a_folder_of_others_is_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    logs = places.log_of("a", str(tmp_path / "logs"))
+    for replica in (0, 1):
+        places.remember("a", logs, Registration(replica, 1000 + replica, 2000, version=3))
+    assert places.log_of("a", None) == logs
+    known = places.registered("a", logs, 1)
+    assert known is not None
+    assert (known.receive_port, known.version) == (1001, 3)
+    assert places.registered("a", "elsewhere", 1) is None
+    assert places.registered("b", logs, 0) is None
+    assert places.place_of(logs) == logs
+    (tmp_path / "logs" / "other_0").mkdir(parents=True)
+    assert places.place_of(logs) == str(tmp_path / "logs" / "penstock")
+    assert places.folder_of(logs) == tmp_path / "logs"
+    assert places.folder_of("http://h:1") is None
 
 
 @pytest.mark.parametrize(

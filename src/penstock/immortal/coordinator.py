@@ -21,10 +21,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from penstock.base.faults import step
 from penstock.immortal import checkpoints
 from penstock.immortal.checkpoints import Catalogue, Entry
+from penstock.immortal.folder import Folder
 from penstock.immortal.journals import Fenced, journal_name, steadily
 from penstock.immortal.logformat import Mark, Rolled, Source, encode_mark
 from penstock.immortal.outputs import Output
@@ -73,6 +75,8 @@ class Options:
     failover: float = 1.5
     """Seconds without a heartbeat after which a secondary takes over."""
     legacy: bool = False
+    folder: Path | None = None
+    """The directory of logs in which bindings look for the instance's files (`folder`)."""
 
 
 @dataclass
@@ -108,6 +112,7 @@ class Coordinator:
         self.client = place.client
         self.binding = binding
         self.owner = owner
+        self.folder = None if options.folder is None else Folder(place.client, options.name, options.folder)
         self.state = State(options.name, 0, "")
         self.fenced: Fenced | None = None
         self.version = options.version
@@ -220,7 +225,13 @@ class Coordinator:
         state, kept = self.state.head(asked.initial)
         head = checkpoints.Head(0, asked.version, asked.log_offset, length, state)
         return await checkpoints.Writer.begin(
-            self.client, self.options.name, self.owner, self.place.reach, head, kept
+            self.client,
+            self.options.name,
+            self.owner,
+            self.place.reach,
+            head,
+            kept,
+            is_first=asked.is_first,
         )
 
     async def _blob(self, writer: checkpoints.Writer, event: Blob) -> None:
@@ -229,6 +240,8 @@ class Coordinator:
             return
         entry, there = await writer.commit(self.options.keep)
         _log.info("checkpoint %d of %s: %d bytes", entry.number, self.options.name, entry.size)
+        if self.folder is not None:
+            await self.folder.show(there)
         await self._trim(there)
         asked, self._asked = self._asked, None
         assert asked is not None

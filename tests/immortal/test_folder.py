@@ -1,0 +1,67 @@
+"""The folder in which bindings look for an instance's files, and by whose deletion they have it begin anew."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.immortal.test_startups import has_checkpoints, instance, scenario
+
+from penstock.immortal import checkpoints
+from penstock.immortal.coordinator import Options
+from penstock.immortal.place import Place
+from penstock.journal.embedded import EmbeddedBroker
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with EmbeddedBroker(tmp_path_factory.mktemp("folders") / "journals") as serving:
+        yield serving.address
+
+
+def test_who_deletes_the_folder_of_an_instance_has_it_begin_anew(broker: str, tmp_path: Path) -> None:
+    async def test(place: Place, options: Options) -> None:
+        options = replace(options, folder=tmp_path, keep=2)
+        folder = tmp_path / f"{options.name}_0"
+
+        def shown() -> list[str]:
+            return sorted(entry.name for entry in folder.iterdir())
+
+        async with instance(place, options) as one:
+            await one.seen("control 11", "record 0")
+            assert shown() == ["serverchkpt1", "serverlog1"]
+            one.add(5)
+            await one.until(lambda: "record 1" in one.lb.seen)
+        (folder / "serverlog1").unlink()  # a file that is missing is of no concern
+        for number in (2, 3):
+            async with instance(place, options) as again:
+                await again.until(lambda: "control 11" in again.lb.seen)
+                assert again.app.state["sum"] == 5
+                await has_checkpoints(place, options, number)
+        shutil.rmtree(folder)
+        async with instance(place, options) as anew:
+            await anew.seen("control 11", "record 0")
+            assert (anew.app.state["sum"], anew.app.state["firsts"]) == (0, 1)
+            assert shown() == ["serverchkpt1", "serverlog1"]
+            there = await checkpoints.catalogue(place.client, options.name)
+            assert [entry.number for entry in there.entries] == [1]
+        async with instance(place, options) as after:
+            await after.seen("checkpoint", "record 0", "control 11")
+
+    scenario(broker, test, "shown")
+
+
+def test_replicas_and_those_who_say_so_recover_without_a_folder(broker: str, tmp_path: Path) -> None:
+    async def test(place: Place, options: Options) -> None:
+        options = replace(options, folder=tmp_path)
+        async with instance(place, options) as one:
+            await one.seen("control 11", "record 0")
+        shutil.rmtree(tmp_path / f"{options.name}_0")
+        for careful in (replace(options, active=True), replace(options, create="N")):
+            async with instance(place, careful) as two:
+                await two.until(lambda: "checkpoint" in two.lb.seen)
+
+    scenario(broker, test, "careful")
