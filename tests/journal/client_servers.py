@@ -48,6 +48,12 @@ def lands(broker: MemoryBroker, first: AppendRequest, content: bytes) -> AppendR
     return broker.land(first, content)
 
 
+def stops_after_landing(broker: MemoryBroker, first: AppendRequest, content: bytes) -> NoReturn:
+    """As a broker ends what it was asked when it is stopped: without a word."""
+    broker.land(first, content)
+    raise AbortError(grpc.StatusCode.CANCELLED, "")
+
+
 def lost_after_landing(broker: MemoryBroker, first: AppendRequest, content: bytes) -> NoReturn:
     broker.land(first, content)
     raise AbortError(grpc.StatusCode.UNAVAILABLE)
@@ -93,6 +99,7 @@ class MemoryBroker:
         self.lists: deque[Sequence[ListResponse | AbortError]] = deque()
         self.refuses: grpc.StatusCode | None = None
         """What streams of batches are refused with."""
+        self.refused = 0
         self.hangs = 0
         """How many batches get no answer."""
         self.calls: list[str] = []
@@ -188,7 +195,9 @@ class MemoryBroker:
         self, batches: AsyncIterator[AppendBatch], context: Context
     ) -> AsyncIterator[AppendBatchResult]:
         if self.refuses is not None:
-            await context.abort(self.refuses, "told to")
+            self.refused += 1
+            is_stopping = self.refuses is grpc.StatusCode.CANCELLED
+            await context.abort(self.refuses, "" if is_stopping else "told to")
         refused: AppendResponse | None = None
         first = True
         async for batch in batches:

@@ -49,6 +49,7 @@ from .client_servers import (
     lost_before_landing,
     run,
     status,
+    stops_after_landing,
 )
 
 RETRIED = {
@@ -123,7 +124,7 @@ def test_statuses_have_errors_of_their_own_where_they_carry_more() -> None:
 
 
 @pytest.mark.parametrize("size", [10, 3 << 20])
-@pytest.mark.parametrize("outcome", [lost_after_landing, lost_before_landing])
+@pytest.mark.parametrize("outcome", [lost_after_landing, lost_before_landing, stops_after_landing])
 def test_an_append_whose_answer_is_lost_is_not_tried_again_and_said_to_be_in_doubt(
     outcome: object, size: int
 ) -> None:

@@ -250,6 +250,21 @@ def test_a_stream_that_is_refused_tells_why_and_is_not_tried_until_the_time_is_u
     asyncio.run(test())
 
 
+def test_a_broker_that_is_being_stopped_is_waited_for() -> None:
+    async def test() -> None:
+        async with MemoryBroker() as broker, AsyncClient(broker.address) as client:
+            await client.append(JOURNAL, b"x")
+            broker.refuses = grpc.StatusCode.CANCELLED
+            appending = asyncio.ensure_future(client.append(JOURNAL, b"y"))
+            async with asyncio.timeout(60):
+                while not broker.refused and not appending.done():  # noqa: ASYNC110 - told by nobody
+                    await asyncio.sleep(0.01)
+            broker.refuses = None
+            assert (await appending).begin == 1
+
+    asyncio.run(test())
+
+
 def test_an_append_whose_time_is_up_is_in_doubt_and_one_that_was_not_sent_never_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,0 +1,31 @@
+"""A data directory that several coordinators share, and whose broker comes and goes with them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from tests.immortal.test_startups import instance
+
+from penstock.immortal.coordinator import Options
+from penstock.immortal.place import opened
+
+
+def test_when_the_owner_of_the_directory_ends_the_others_go_on(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with AsyncExitStack() as owner:
+            await owner.enter_async_context(opened(str(tmp_path / "data")))
+            async with (
+                opened(str(tmp_path / "data")) as place,
+                instance(place, Options("primary", 0, 0, active=True)) as one,
+            ):
+                await one.seen("control 11", "record 0")
+                async with instance(place, Options("primary", 0, 0, active=True, replica=1)) as two:
+                    await two.seen("checkpoint", "record 0")
+                    await owner.aclose()
+                    one.add(5)
+                    await one.until(lambda: one.app.state["sum"] == 5)
+                    await two.until(lambda: two.app.state["sum"] == 5)
+
+    asyncio.run(test())
