@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from tests.immortal.processes import REPOSITORY, broker, until
 from tests.servers.ports import free_port
 
-from penstock.base.errors import UsageError
+from penstock.base.errors import CorruptError, UsageError
 from penstock.cli import ambrosia_places as places
 from penstock.cli import cli
 from penstock.cli.ambrosia_options import COORDINATOR, VERBS, parse, wants_help
@@ -50,6 +50,10 @@ def test_a_registration_outlives_the_logs_and_a_folder_of_others_is_shared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "state" / "penstock" / "immortals").mkdir(parents=True)
+    (tmp_path / "state" / "penstock" / "immortals" / "a").write_text("nonsense")
+    with pytest.raises(CorruptError, match="register the instance again"):
+        places.log_of("a", None)
     logs = places.log_of("a", str(tmp_path / "logs"))
     for replica in (0, 1):
         places.remember("a", logs, Registration(replica, 1000 + replica, 2000, version=3))

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-from tests.immortal.test_startups import has_checkpoints, instance, scenario
+from tests.immortal.test_startups import broker, has_checkpoints, instance, scenario
 
 from penstock.immortal import checkpoints
 from penstock.immortal.coordinator import Options
 from penstock.immortal.place import Place
-from penstock.journal.embedded import EmbeddedBroker
 
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with EmbeddedBroker(tmp_path_factory.mktemp("folders") / "journals") as serving:
-        yield serving.address
+__all__ = ["broker"]
 
 
 def test_who_deletes_the_folder_of_an_instance_has_it_begin_anew(broker: str, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ and its scripts delete the logs after they have registered. Without `--log` the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,8 +54,11 @@ def _remembered(name: str) -> Remembered | None:
 
 def remember(name: str, log: str, registration: Registration) -> None:
     """What was registered, and where; each replica for itself."""
-    before = _remembered(name)
-    known = before.registrations if before is not None and before.log == log else {}
+    known: dict[int, dict[str, object]] = {}
+    with contextlib.suppress(CorruptError):  # what does not read is written anew
+        before = _remembered(name)
+        if before is not None and before.log == log:
+            known = before.registrations
     said = Remembered(log, {**known, registration.replica: msgspec.to_builtins(registration)})
     file = _file(name)
     file.parent.mkdir(parents=True, exist_ok=True)

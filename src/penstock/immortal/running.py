@@ -71,12 +71,21 @@ async def _run(
 ) -> int:
     loop = asyncio.get_running_loop()
     serving = asyncio.ensure_future(_serving(options, place, tls, tokens, debug))
+    told: set[int] = set()
+
+    def stop(number: int) -> None:
+        told.add(number)
+        serving.cancel()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, serving.cancel)
+        loop.add_signal_handler(number, stop, number)
     try:
         await serving
     except asyncio.CancelledError:
         return STOPPED
+    except Exception:
+        if not told:  # who stops us closes the binding's connections as well, a moment before or after
+            raise
     return STOPPED
 
 
