@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,17 +53,17 @@ def test_a_registration_outlives_the_logs_and_a_folder_of_others_is_shared(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "state" / "penstock" / "immortals").mkdir(parents=True)
     (tmp_path / "state" / "penstock" / "immortals" / "a").write_text("nonsense")
-    with pytest.raises(CorruptError, match="register the instance again"):
+    with pytest.raises(CorruptError, match="does not say where an instance is"):
         places.log_of("a", None)
     logs = places.log_of("a", str(tmp_path / "logs"))
     for replica in (0, 1):
         places.remember("a", logs, Registration(replica, 1000 + replica, 2000, version=3))
     assert places.log_of("a", None) == logs
-    known = places.registered("a", logs, 1)
+    known = places.registered("a", 1)
     assert known is not None
     assert (known.receive_port, known.version) == (1001, 3)
-    assert places.registered("a", "elsewhere", 1) is None
-    assert places.registered("b", logs, 0) is None
+    assert places.registered("a", 2) is None
+    assert places.registered("b", 0) is None
     assert places.place_of(logs) == logs
     (tmp_path / "logs" / "other_0").mkdir(parents=True)
     assert places.place_of(logs) == str(tmp_path / "logs" / "penstock")
@@ -83,38 +84,40 @@ def script(function: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", code, *arguments]
 
 
-def test_register_start_and_the_lines_that_bindings_read(tmp_path: Path) -> None:
-    receive, send, port = free_port(), free_port(), free_port()
+def test_register_start_and_what_bindings_read(tmp_path: Path) -> None:
+    """As the C client's script has it: the logs are deleted when the instance has been registered."""
+    receive, send, port, logs = free_port(), free_port(), free_port(), tmp_path / "logs"
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
-    with broker(tmp_path) as place:
-        words = ("RegisterInstance", "-i=node", f"-rp={receive}", f"--sendPort={send}", f"-l={place}")
-        subprocess.run(script("ambrosia", *words), cwd=REPOSITORY, env=env, check=True, timeout=60)
-        out = tmp_path / "out"
-        with out.open("wb") as to:
-            coordinator = subprocess.Popen(
-                script("immortal_coordinator", "--instanceName=node", f"--port={port}"),
-                cwd=REPOSITORY, env=env, stdout=to, stderr=to,
-            )  # fmt: skip
-        binding = None
-        try:
-            until(lambda: out.read_text().startswith("Ready"), "Ready")
-            binding = subprocess.Popen(
-                [sys.executable, "-m", "tests.immortal.lb", "echo", str(receive), str(send),
-                 str(tmp_path / "report"), '{"peer": "nobody"}'],
-                cwd=REPOSITORY,
-            )  # fmt: skip
-            until(lambda: out.read_text().count("Adding ") == 4, "connections to itself")
-            lines = out.read_text().splitlines()
-            assert lines.count("Adding input:") == lines.count("Adding output:") == 2
+    words = ("RegisterInstance", "-i", "node", "--rp", str(receive), f"--sendPort={send}", "-l", f"{logs}/")
+    subprocess.run(script("ambrosia", *words), cwd=REPOSITORY, env=env, check=True, timeout=120)
+    shutil.rmtree(logs)
+    out = tmp_path / "out"
+    with out.open("wb") as to:
+        coordinator = subprocess.Popen(
+            script("immortal_coordinator", "--instanceName=node", f"--port={port}"),
+            cwd=REPOSITORY, env=env, stdout=to, stderr=to,
+        )  # fmt: skip
+    binding = None
+    try:
+        until(lambda: out.read_text().startswith("Ready"), "Ready")
+        binding = subprocess.Popen(
+            [sys.executable, "-m", "tests.immortal.lb", "echo", str(receive), str(send),
+             str(tmp_path / "report"), '{"peer": "nobody"}'],
+            cwd=REPOSITORY,
+        )  # fmt: skip
+        until(lambda: out.read_text().count("Adding ") == 4, "connections to itself")
+        lines = out.read_text().splitlines()
+        assert lines.count("Adding input:") == lines.count("Adding output:") == 2
+        assert (logs / "node_0" / "serverchkpt1").exists()
+        binding.kill()
+        coordinator.wait(60)
+        assert "FATAL ERROR 4: " in out.read_text()
+    finally:
+        coordinator.kill()
+        coordinator.wait()
+        if binding is not None:
             binding.kill()
-            coordinator.wait(60)
-            assert "FATAL ERROR 4: " in out.read_text()
-        finally:
-            coordinator.kill()
-            coordinator.wait()
-            if binding is not None:
-                binding.kill()
-                binding.wait()
+            binding.wait()
 
 
 def test_the_commands_register_and_show(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 
@@ -65,6 +66,7 @@ def _asked_for(verb: str, found: Mapping[str, str]) -> Registration:
         flag(found, "activeActive") or verb == "AddReplica",
         version,
         number(found, "upgradeVersion", version),
+        time.time(),
     )
 
 
@@ -93,28 +95,27 @@ def coordinate(found: Mapping[str, str]) -> int:
     log = places.log_of(name, found.get("log"))
 
     async def decided(client: AsyncClient) -> Options:
-        known = await _registration(client, name, replica, log, found)
+        known = await _registration(client, name, replica, found)
         return _decided(known, name, port, log, found)
 
     return running.run(decided, places.place_of(log))
 
 
 async def _registration(
-    client: AsyncClient, name: str, replica: int, log: str, found: Mapping[str, str]
+    client: AsyncClient, name: str, replica: int, found: Mapping[str, str]
 ) -> Registration:
-    """As registered: in the journals, or, if those were deleted since, on this machine.
+    """As registered last: with the journals, or, if those are others now, on this machine.
 
     A binding that names both ports has said all that is needed.
     """
     from penstock.immortal import about, journals
 
+    known = [places.registered(name, replica)]
     if name in await journals.instances(client):
-        known = (await about.read(client, name)).registrations.get(replica)
-        if known is not None:
-            return known
-    remembered = places.registered(name, log, replica)
-    if remembered is not None:
-        return remembered
+        known.append((await about.read(client, name)).registrations.get(replica))
+    last = max((one for one in known if one is not None), key=lambda one: one.at, default=None)
+    if last is not None:
+        return last
     if "receivePort" in found and "sendPort" in found:
         return about.Registration(replica, number(found, "receivePort"), number(found, "sendPort"))
     which = f"replica {replica} of {name}" if replica else name

@@ -57,8 +57,7 @@ def remember(name: str, log: str, registration: Registration) -> None:
     known: dict[int, dict[str, object]] = {}
     with contextlib.suppress(CorruptError):  # what does not read is written anew
         before = _remembered(name)
-        if before is not None and before.log == log:
-            known = before.registrations
+        known = before.registrations if before is not None else {}
     said = Remembered(log, {**known, registration.replica: msgspec.to_builtins(registration)})
     file = _file(name)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -67,12 +66,12 @@ def remember(name: str, log: str, registration: Registration) -> None:
     made.replace(file)
 
 
-def registered(name: str, log: str, replica: int) -> Registration | None:
-    """How an instance was registered whose journals do not say so any more."""
+def registered(name: str, replica: int) -> Registration | None:
+    """How it was registered last, whatever became of the logs, and wherever they are now."""
     from penstock.immortal.about import Registration
 
     known = _remembered(name)
-    said = known.registrations.get(replica) if known is not None and known.log == log else None
+    said = known.registrations.get(replica) if known is not None else None
     return None if said is None else msgspec.convert(said, Registration)
 
 
