@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +20,10 @@ from penstock.base.errors import CorruptError, UsageError
 from penstock.cli import ambrosia_places as places
 from penstock.cli import cli
 from penstock.cli.ambrosia_options import COORDINATOR, VERBS, parse, wants_help
+from penstock.immortal import running
 from penstock.immortal.about import Registration
+from penstock.immortal.coordinator import Options
+from penstock.immortal.sockets import BindingGoneError
 
 
 @pytest.mark.parametrize(
@@ -118,6 +123,21 @@ def test_register_start_and_what_bindings_read(tmp_path: Path) -> None:
         if binding is not None:
             binding.kill()
             binding.wait()
+
+
+def test_a_binding_that_goes_as_its_coordinator_is_told_to_is_no_fatal_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def serving(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise BindingGoneError("the binding closed its connection") from None
+
+    monkeypatch.setattr(running, "_serving", serving)
+    assert running.run(Options("a", 0, 0), "nowhere") == running.STOPPED
+    assert capsys.readouterr().out == ""
 
 
 def test_the_commands_register_and_show(tmp_path: Path) -> None:
