@@ -85,6 +85,21 @@ def js() -> Function:
 
 def copies(root: Path, spark: SparkSession, documents: int, rounds: int) -> dict[str, float]:
     """File to file: Penstock with its log and offsets, and Spark alone."""
+    cases = copy_cases(root, spark, documents)
+    for case in cases.values():  # warm: classes loaded, code compiled
+        case()
+    seconds = rotated(rounds, cases)
+    figures = {}
+    for name in ("none", "pick", "js"):
+        with_log, alone = seconds[name], seconds[f"{name} alone"]
+        figures[f"{name}_documents_per_second"] = documents / with_log
+        figures[f"{name}_spark_alone_per_second"] = documents / alone
+        figures[f"{name}_ratio"] = alone / with_log
+    return figures
+
+
+def copy_cases(root: Path, spark: SparkSession, documents: int) -> dict[str, Callable[[], float]]:
+    """Each function, and none, by name; and the same by Spark alone."""
     given = root / "in.jsonl"
     with given.open("w") as file:
         file.writelines(document(i) + "\n" for i in range(documents))
@@ -119,24 +134,14 @@ def copies(root: Path, spark: SparkSession, documents: int, rounds: int) -> dict
 
         return work
 
-    cases = {
-        "none": (penstock(None), bare(lambda df: df)),
-        "pick": (penstock(lambda: f.pick(fields=list(FIELDS))), bare(_picked)),
-        "js": (penstock(js), bare(_scripted)),
+    return {
+        "none": penstock(None),
+        "none alone": bare(lambda df: df),
+        "pick": penstock(lambda: f.pick(fields=list(FIELDS))),
+        "pick alone": bare(_picked),
+        "js": penstock(js),
+        "js alone": bare(_scripted),
     }
-    for with_log, without in cases.values():  # both warm: classes loaded, code compiled
-        with_log()
-        without()
-    flat = {
-        f"{name} {who}": case for name, pair in cases.items() for who, case in zip("pb", pair, strict=True)
-    }
-    seconds = rotated(rounds, flat)
-    figures = {}
-    for name in cases:
-        figures[f"{name}_documents_per_second"] = documents / seconds[f"{name} p"]
-        figures[f"{name}_spark_alone_per_second"] = documents / seconds[f"{name} b"]
-        figures[f"{name}_ratio"] = seconds[f"{name} b"] / seconds[f"{name} p"]
-    return figures
 
 
 def _picked(frame: DataFrame) -> DataFrame:

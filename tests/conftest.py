@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.spark.standalone import Standalone
 
 for _options in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
-    os.environ.setdefault(_options, "-XX:TieredStopAtLevel=1")
+    os.environ.setdefault(_options, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 # Machines are noisy, and fifty examples find what the first run of a rule gets wrong; PENSTOCK_EXAMPLES asks for more.
 settings.register_profile(

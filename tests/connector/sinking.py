@@ -7,10 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from tests.servers.ports import free_port
 
 from penstock.base.errors import AwayError
@@ -19,23 +22,13 @@ from penstock.connector.sinklink import SinkLink
 from penstock.connector.twopc import SinkError, Who, decided
 
 PATIENCE = 60.0
-PROGRAM = """
-import sys
-from pathlib import Path
-from penstock.connector.sink import SinkServer, Workers
-from penstock.connector.sink.files import FileStorage, file_of
-
-port, root = int(sys.argv[1]), Path(sys.argv[2])
-workers = Workers(root / "txns", lambda worker: FileStorage(file_of(root / "out", worker)), patience=30.0)
-with SinkServer(("127.0.0.1", port), workers) as server:
-    while not server.wait(3600):
-        pass
-"""
+ROOT = Path(__file__).parents[2]
+FIRST, SECOND = b"one\ntwo\n", b"three\n"
 
 
 def of_files(port: int, root: Path) -> list[str]:
     """The command of a file sink."""
-    return [sys.executable, "-c", PROGRAM, str(port), str(root)]
+    return [sys.executable, "-m", "tests.connector.holding", str(port), str(root)]
 
 
 class SinkProcess:
@@ -62,7 +55,7 @@ class SinkProcess:
         environment = {**os.environ, "PENSTOCK_TRACE_STEPS": str(self.trace)}
         environment |= {"PENSTOCK_KILL_AT": kill_at} if kill_at else {}
         log = (self.root / "sink.log").open("ab")
-        self.process = subprocess.Popen(self._command, env=environment, stdout=log, stderr=log)
+        self.process = subprocess.Popen(self._command, env=environment, stdout=log, stderr=log, cwd=ROOT)
         log.close()
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
@@ -82,6 +75,24 @@ class SinkProcess:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
+
+    @contextmanager
+    def held_and_killed(self, point: str) -> Iterator[None]:
+        """Within this it is held at a call of its storage (`holding.py`), and killed once it is seen there."""
+        order, held = self.root / "hold", self.root / "held"
+        order.write_text(point)
+
+        def kill() -> None:
+            if eventually(held.exists):
+                self.kill()
+
+        killer = threading.Thread(target=kill, daemon=True)
+        killer.start()
+        yield
+        killer.join()
+        assert held.exists(), f"it did not come {point}"
+        held.unlink()
+        order.unlink()
 
     def committed(self, worker: str) -> bytes:
         path = file_of(self.root / "out", worker)
@@ -105,12 +116,12 @@ class Worker:
     def end(self) -> int:
         return max(self.committed.values(), default=0)
 
-    def connect(self) -> SinkLink:
+    def connect(self, address: tuple[str, int] | None = None) -> SinkLink:
         """Connect and settle what is open, as often as it takes."""
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
-                link = SinkLink(self.sink.address, Who(self.name), self.end, PATIENCE)
+                link = SinkLink(address or self.sink.address, Who(self.name), self.end, PATIENCE)
                 link.tell(decided(link.listed.transactions, self.committed))
                 return link
             except (AwayError, SinkError):
@@ -134,6 +145,52 @@ class Worker:
         link.write(lines)
         transaction = self.transaction()
         return transaction, link.vote(transaction)
+
+    def send_bad(self, link: SinkLink, lines: bytes) -> tuple[str, bool]:
+        """The same with a range that the sink must refuse: it ends beyond the data."""
+        link.write(lines)
+        transaction = self.transaction()
+        return transaction, link.vote(transaction, (link.machine.start, link.machine.offset + 1))
+
+
+def committed_first(sink: SinkProcess, worker: Worker, kill_at: str = "") -> None:
+    """A sink with one committed transaction, which will die at a step."""
+    sink.start(kill_at)
+    with worker.connect() as link:
+        transaction, vote = worker.send(link, FIRST)
+        assert vote
+        worker.record(transaction, len(FIRST))
+        link.tell([(transaction, True)])
+
+
+def cut_off(work: Callable[[], object]) -> None:
+    """The sink dies under this."""
+    with pytest.raises(AwayError):
+        work()
+
+
+def goes_on(sink: SinkProcess, worker: Worker, expected: bytes) -> None:
+    """What is committed is as expected, nothing is open, and the next transaction goes through."""
+    with worker.connect() as link:
+        assert link.listed.transactions == ()
+        assert sink.committed(worker.name) == sink.held(worker.name) == expected
+    with worker.connect() as link:
+        assert link.listed.offset == len(expected) == worker.end
+        transaction, vote = worker.send(link, b"last\n")
+        assert vote
+        worker.record(transaction, len(expected) + 5)
+        link.tell([(transaction, True)])
+    assert sink.committed(worker.name) == expected + b"last\n"
+
+
+def eventually(true: Callable[[], bool]) -> bool:
+    """Wait for what, once it holds, goes on to hold."""
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def steps_of(trace: Path) -> Mapping[str, int]:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import ssl
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.journal.authority import Authority
 from tests.servers.ports import free_port
 
 from penstock import Pipeline
 from penstock import adaptors as a
 from penstock.adaptors.base import Batch
 from penstock.base.errors import UsageError
+from penstock.connector.frames import Hello, Ok, encode
 from penstock.connector.source import Connector, IteratorStream, Record, Stream, stream_id
+from penstock.journal.tls import ClientTls
 from penstock.log.message import Message, MessageOffset, Mode, Resume
 from penstock.pipeline.runner import run
 
@@ -61,9 +68,11 @@ def documents(name: str, count: int) -> Stream:
     return IteratorStream(name, records, batch=7)
 
 
-def sending(port: int, streams: Sequence[Stream], instance: str = "i") -> threading.Thread:
+def sending(
+    port: int, streams: Sequence[Stream], instance: str = "i", tls: ssl.SSLContext | None = None
+) -> threading.Thread:
     def send() -> None:
-        asyncio.run(Connector([f"127.0.0.1:{port}"], instance, streams, patience=60).serve())
+        asyncio.run(Connector([f"127.0.0.1:{port}"], instance, streams, patience=60, tls=tls).serve())
 
     thread = threading.Thread(target=send, daemon=True)
     thread.start()
@@ -123,6 +132,55 @@ def test_settings_that_cannot_be_are_refused() -> None:
         a.connector(listen="here").source()
     with pytest.raises(UsageError, match="no instance can be called"):
         a.connector(listen="127.0.0.1:1", instance="../x").source()
+    with pytest.raises(UsageError, match="expected both or none"):
+        a.connector(listen="127.0.0.1:1", certificate="cert.pem")
+    with pytest.raises(UsageError, match="'ca': expected 'certificate'"):
+        a.connector(listen="127.0.0.1:1", ca="ca.pem")
+    with pytest.raises(UsageError, match="connections to sinks have no TLS"):
+        a.connector(sink="127.0.0.1:1", certificate="cert.pem", private_key="key.pem")
+    with pytest.raises(UsageError, match=r"cannot read the TLS certificate file nowhere\.pem"):
+        a.connector(listen="127.0.0.1:1", certificate="nowhere.pem", private_key="key.pem").source()
+
+
+def answer(port: int, tls: ssl.SSLContext | None) -> bytes:
+    """What one gets who says HELLO, with a certificate or without TLS."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            connection = socket.create_connection(("127.0.0.1", port), 60)
+            break
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    try:
+        with tls.wrap_socket(connection, server_hostname="localhost") if tls else connection as wrapped:
+            wrapped.sendall(encode(Hello("0.0.1", b"", "p", "i")))
+            return wrapped.recv(1000)
+    except OSError:  # of which the errors of TLS are some
+        return b""
+
+
+def test_over_tls_only_those_come_in_whom_the_authority_has_signed(tmp_path: Path) -> None:
+    authority, strangers = Authority(tmp_path, "authority"), Authority(tmp_path, "strangers")
+    ours, theirs, another = authority.pair("pipeline"), authority.pair("theirs"), strangers.pair("another")
+    port, log = free_port(), Log()
+    files = {
+        "certificate": str(ours.cert_file),
+        "private_key": str(ours.key_file),
+        "ca": str(authority.ca_file),
+    }
+    reading = threading.Thread(target=partial(log.read, port, **files), daemon=True)  # type: ignore[arg-type]
+    reading.start()
+    greeted = encode(Ok(65536))
+    assert greeted not in answer(port, None)
+    assert greeted not in answer(port, ClientTls(authority.ca_file).ssl_context())
+    unknown = ClientTls(authority.ca_file, another.cert_file, another.key_file).ssl_context()
+    assert greeted not in answer(port, unknown)
+    trusted = ClientTls(authority.ca_file, theirs.cert_file, theirs.key_file).ssl_context()
+    assert answer(port, trusted) == greeted
+    sending(port, [documents("orders", 20)], tls=trusted).join(60)
+    reading.join(60)
+    assert [json.loads(message.data)["n"] for message in log.messages("orders")] == list(range(1, 21))
 
 
 @pytest.mark.spark

@@ -95,9 +95,15 @@ def test_round_trip_and_bytes_behind_the_last_field_are_ignored(frame: fr.Frame)
     raw = fr.encode(frame)
     assert int.from_bytes(raw[:4], "big") == len(raw) - 4
     assert fr.frame_of(raw[4:]) == frame
-    grown = isinstance(frame, fr.Message) or (isinstance(frame, fr.Hello) and not frame.capabilities)
+    grown = isinstance(frame, fr.Message) or (isinstance(frame, fr.Hello | fr.Ok) and not frame.capabilities)
     if not grown:
         assert fr.frame_of(raw[4:] + b"\x00\x01more") == frame
+
+
+@pytest.mark.parametrize("behind", [b"\x00", b"\xff", b"\x00\x05more", b"\x00\x01\xff", b"\x00\x00\x00\x00"])
+@pytest.mark.parametrize("frame", [fr.Hello("0.0.1", b"", "p", "i"), fr.Ok(500)])
+def test_what_is_no_list_of_capabilities_is_ignored(frame: fr.Frame, behind: bytes) -> None:
+    assert fr.frame_of(fr.encode(frame)[4:] + behind) == frame
 
 
 @given(INNERS)

@@ -184,12 +184,8 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-@pytest.mark.parametrize("at", ["the members' logs", "telling the first", "telling the second"])
-def test_a_step_that_is_killed_behind_its_decision_is_told_later(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, at: str
-) -> None:
-    """Before anything is aborted, the sinks' own logs follow the decision of their group."""
-    pipeline = rig.pair()
+def dies_behind_its_decision(rig: Rig, pipeline: Pipeline, at: str) -> None:
+    """Step to message 1, whose decision is on record when the process ends."""
     rig.step(pipeline, "one")
     commit, tell = OffsetLog.commit, ConnectorPublisher.tell
 
@@ -203,14 +199,55 @@ def test_a_step_that_is_killed_behind_its_decision_is_told_later(
             raise Killed
         tell(self, lanes)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(OffsetLog, "commit", committed)
-    monkeypatch.setattr(ConnectorPublisher, "tell", told)
-    with pytest.raises(Killed):
-        rig.step(pipeline, "one")
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(OffsetLog, "commit", committed)
+        patched.setattr(ConnectorPublisher, "tell", told)
+        with pytest.raises(Killed):
+            rig.step(pipeline, "one")
     assert rig.open_at("two") != []
+
+
+@pytest.mark.parametrize("at", ["the members' logs", "telling the first", "telling the second"])
+def test_a_step_that_is_killed_behind_its_decision_is_told_later(rig: Rig, at: str) -> None:
+    """Before anything is aborted, the sinks' own logs follow the decision of their group."""
+    pipeline = rig.pair()
+    dies_behind_its_decision(rig, pipeline, at)
     assert rig.step(pipeline, "one") == [("one", 2, "delivered"), ("two", 2, "delivered")]
     assert rig.numbers("one") == rig.numbers("two") == [0, 1, 2]
+
+
+@pytest.mark.parametrize("at", ["the members' logs", "telling the first"])
+@pytest.mark.parametrize("how", ["each by itself", "the other removed"])
+def test_a_group_that_is_dissolved_after_a_crash_and_formed_again_goes_on(
+    rig: Rig, at: str, how: str
+) -> None:
+    """What the group has decided holds for each of its sinks, also while there is no group."""
+    to = {name: rig.sink(name) for name in ("one", "two")}
+
+    def pipeline(*names: str, atomic: bool = True, drops: bool = False) -> Pipeline:
+        made = Pipeline("p")
+        node = made.source("in", a.generate(count=12))
+        node = node.transform("nothing", f.opfilter(whitelist=["update"])) if drops else node
+        for name in names:
+            node.save(name, a.connector(sink=to[name], atomic=atomic))
+        return made
+
+    both = pipeline("one", "two")
+    dies_behind_its_decision(rig, both, at)
+    alone = (
+        pipeline("one", drops=True)
+        if how == "the other removed"
+        else pipeline("one", "two", atomic=False, drops=True)
+    )
+    assert rig.step(alone, "one") == [("one", 2, "dropped")], "message 1 is decided"
+    assert rig.numbers("one") == [0, 1]
+    assert rig.step(both, "one", 2) == [
+        ("two", 2, "delivered"),
+        ("one", 3, "delivered"),
+        ("two", 3, "delivered"),
+    ]
+    assert (rig.numbers("one"), rig.numbers("two")) == ([0, 1, 3], [0, 1, 2, 3])
+    assert rig.open_at("one") == rig.open_at("two") == []
 
 
 def test_a_sink_that_is_away_is_named_and_nothing_moves(rig: Rig) -> None:

@@ -86,10 +86,20 @@ def voted(commit: bool = True) -> Coordinator:
 
 def test_three_frames_go_out_without_waiting() -> None:
     hello, notify, listing = frames(Coordinator(WHO, 18).greeting())
-    assert hello == Hello("v0.0.1", b"secret", "shop", "shop.orders.0")
+    assert hello == Hello("v0.0.1", b"secret", "shop", "shop.orders.0", frozenset({"offsets"}))
     assert notify == Notify(1, "shop-w-shop.orders.0", 18)
     assert isinstance(listing, Message)
     assert inner_of(memoryview(listing.body)) == ListUncommitted(77778)
+
+
+@pytest.mark.parametrize(("named", "vouched"), [(frozenset[str](), False), (frozenset({"offsets"}), True)])
+def test_an_offset_counts_if_the_sink_vouches_for_it(named: frozenset[str], vouched: bool) -> None:
+    machine = Coordinator(WHO, 18)
+    machine.greeting()
+    machine.receive(payload(Ok(500, named)))
+    machine.receive(payload(NotifyAck(True, 1, 0)))
+    told = machine.receive(payload(wrapped(ReplyUncommitted(77778, ()))))
+    assert told == Listed((), 0, vouched)
 
 
 def test_ids_are_byte_offsets_and_phase1_names_what_was_sent() -> None:

@@ -156,7 +156,7 @@ def test_frames_out_of_their_turn_are_named(tmp_path: Path, frames: list[fr.Fram
         for early in (fr.Message(7, 1), fr.Ok(5), fr.MigrationAck()):
             other = await rig.peer(worker, hello=False)
             await other.send(early)
-            assert "Bad protocol FSM state" in await other.error()
+            assert (await other.error()).startswith("Bad protocol FSM state")
 
     rigged(tmp_path / "d", test)
 

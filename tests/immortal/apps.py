@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import BinaryIO
 
 import msgspec
 
@@ -11,6 +12,8 @@ from penstock.immortal import Delivered, Immortal, field, impulse, rpc
 
 TARGET = int(os.environ.get("ECHO_TARGET", "200"))
 WINDOW = 8
+PAGE = 1 << 20
+PAGES = int(os.environ.get("ARCHIVE_PAGES", "48"))
 PEERS = {"left": "right", "right": "left"}
 
 
@@ -130,3 +133,24 @@ class Kit(Immortal):
     @impulse
     def contents(self, ns: str) -> dict[str, str]:
         return {str(number): text for number, text in self.rows.get(ns, {}).items()}
+
+
+def page(number: int) -> bytes:
+    return number.to_bytes(8, "big") * (PAGE // 8)
+
+
+class Archive(Immortal):
+    """Its pages are never in memory together: its hooks write and read one after the other."""
+
+    pages: int = PAGES
+    read: int = 0
+
+    def save(self, file: BinaryIO) -> None:
+        for number in range(self.pages):
+            file.write(page(number))
+
+    def load(self, file: BinaryIO) -> None:
+        self.read = 0
+        for number in range(self.pages):
+            assert file.read(PAGE) == page(number)
+            self.read += 1

@@ -189,37 +189,52 @@ def impulse(method: int, **arguments: Any) -> Call:
 
 
 class Asker(App):
-    """Sends numbered calls in batches, keeps itself going by calls to itself, and checks the echoes."""
+    """Sends numbered calls in batches, and checks the echoes.
+
+    There are `total` of them, as fast as it can, each batch by a call to itself; or some every 10 ms, until the file
+    `until` is there.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = {"sent": 0, "echoed": 0, "errors": [], "done": False}
+        self.state = {"sent": 0, "echoed": 0, "errors": [], "is_over": False, "done": False}
 
     def first(self) -> None:
         self.attach(self.options["peer"])
-        self.send("", fork(1))
+        if "total" in self.options:
+            self.send("", fork(1))
 
     def call(self, method: int, arguments: bytes) -> None:
         state, told = self.state, json.loads(arguments)
         if method == 1:
-            for _ in range(self.options.get("batch", 10)):
-                if state["sent"] < self.options["total"]:
-                    state["sent"] += 1
-                    self.send(
-                        self.options["peer"], fork(2, n=state["sent"], pad="x" * self.options.get("pad", 0))
-                    )
-            if state["sent"] < self.options["total"]:
-                self.send("", fork(1))
+            self._ask()
+        elif method == 5:
+            state["is_over"] = True
         else:
             if told["n"] != state["echoed"] + 1:
                 state["errors"].append(f"echo {told['n']} after {state['echoed']}")
             state["echoed"] = told["n"]
-        state["done"] = state["echoed"] == self.options["total"]
+        state["done"] = state["is_over"] and state["echoed"] == state["sent"]
+
+    def _ask(self) -> None:
+        state, total = self.state, self.options.get("total")
+        for _ in range(self.options.get("batch", 10)):
+            if not state["is_over"]:
+                state["sent"] += 1
+                self.send(
+                    self.options["peer"], fork(2, n=state["sent"], pad="x" * self.options.get("pad", 0))
+                )
+                state["is_over"] = state["sent"] == total
+        if total is not None and not state["is_over"]:
+            self.send("", fork(1))
 
     async def primary(self, send: Callable[[str, Call], None]) -> None:
+        until = Path(self.options["until"]) if "until" in self.options else None
         for number in range(1 << 60):
             await asyncio.sleep(0.01)
             send(self.options["peer"], impulse(3, n=number, life=os.getpid()))
+            if until is not None:
+                send("", impulse(5 if until.exists() else 1))
 
 
 class Echo(App):

@@ -16,8 +16,6 @@ from typing import Any
 
 from tests.servers.ports import free_port
 
-from penstock.immortal.journals import OUTAGE
-
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE = 60.0
 
@@ -42,6 +40,8 @@ class Instance:
         self.app = app
         self.options = dict(options)
         self.arguments = arguments
+        self.enter: list[str] = []
+        """What comes before its commands, to run them on a machine of its own."""
         self.report_file = folder / f"{name}.json"
         self.output = folder / f"{name}-{id(self)}.log"
         self._begin = 0
@@ -55,12 +55,12 @@ class Instance:
         env = {**os.environ, **environment}
         with self.output.open("ab") as out:
             self.coordinator = subprocess.Popen(
-                [sys.executable, "-m", "penstock", *command, "--log", self.place, *self.arguments],
+                [*self.enter, sys.executable, "-m", "penstock", *command, "--log", self.place, *self.arguments],
                 cwd=REPOSITORY, env=env, stdout=out, stderr=out,
             )  # fmt: skip
             self.binding = subprocess.Popen(
-                [sys.executable, "-m", "tests.immortal.lb", self.app, receive, send, str(self.report_file),
-                 json.dumps(self.options)],
+                [*self.enter, sys.executable, "-m", "tests.immortal.lb", self.app, receive, send,
+                 str(self.report_file), json.dumps(self.options)],
                 cwd=REPOSITORY, stdout=out, stderr=out,
             )  # fmt: skip
 
@@ -81,12 +81,9 @@ class Instance:
             process.wait()
 
     def fail_together(self) -> None:
-        """One of the two is gone, or was replaced: both end by themselves.
-
-        Not always at once: a coordinator gives an append that was under way a minute to be answered.
-        """
+        """One of the two is gone, or was replaced: both end by themselves."""
         for process in self.processes:
-            process.wait(PATIENCE + OUTAGE)
+            process.wait(2 * PATIENCE)
 
     def report(self) -> dict[str, Any]:
         try:
@@ -127,3 +124,20 @@ def broker(folder: Path) -> Iterator[str]:
 
     with EmbeddedBroker(folder / "journals") as serving:
         yield serving.address
+
+
+@contextmanager
+def broker_on_a_network(folder: Path, host: str) -> Iterator[str]:
+    """One that is reached by TCP, at this address of the test's; its address."""
+    command = ["broker", "serve", "--data-dir", str(folder / "journals"), "--listen", f"{host}:0"]
+    with (folder / "broker.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", *command, "--http", "off", "--json"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True,
+        )  # fmt: skip
+    with process:
+        try:
+            assert process.stdout is not None
+            yield f"http://{json.loads(process.stdout.readline())['grpc']}"
+        finally:
+            process.kill()

@@ -120,9 +120,11 @@ class Bank2(Immortal):
     accounts: dict[str, Account] = field(dict)
     log: list[str] = field(list)
     rings: int = 0
+    owners: dict[str, Account] = field(dict)
 
     def on_upgrade(self, old: Bank) -> None:
         self.rings = old.fired + 100
+        self.owners = old.accounts
 
     balance = Bank.balance
     deposit = Bank.deposit
@@ -316,6 +318,7 @@ def test_an_upgrade_converts_state_and_open_handlers(world: World) -> None:
     new = node.machine.instance
     assert isinstance(new, Bank2)
     assert new.rings == 100
+    assert new.owners["a"].balance == 5
     world.crash("bank", Bank2)
     world.settle()
     assert list(node.machine.instance.log) == ["before a", "after a 5"]

@@ -1,4 +1,7 @@
-"""Two instances exchange numbered calls while parts of them are killed: nothing is lost, nothing comes twice."""
+"""Two instances exchange numbered calls while parts of them are killed: nothing is lost, nothing comes twice.
+
+Then each log is run again, and what its instance sends in the re-run is what the other one's log really got.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.immortal.lb import APPS
+from tests.immortal.logs import rerun
 from tests.immortal.processes import Instance, broker, running, until
 
 WHAT = ("coordinator", "binding", "both", "peer", "everything")
@@ -24,6 +29,7 @@ STEPS = (
     "immortal-trim",
 )
 TINY = ("--log-trigger", "0.01")
+KEPT = ("--keep-checkpoints", "1000")
 
 
 def pair(place: str, folder: Path, total: int, *arguments: str) -> tuple[Instance, Instance]:
@@ -39,6 +45,21 @@ def check(asker: Instance, echo: Instance, total: int) -> None:
     assert echo.report()["errors"] == []
     assert echo.report()["last"] == total
     assert echo.report()["impulses"] > 0
+
+
+def check_logs(place: str, asker: Instance, echo: Instance, total: int) -> None:
+    """Both have ended. Run again, each makes the calls that the other one got, and comes to where it was."""
+    again = {}
+    for one, from_peer in ((asker, 4), (echo, 2)):
+        app = APPS[one.app]()
+        app.options = one.options
+        again[one] = rerun(place, one.name, app, from_peer=from_peer)
+    assert list(again[asker].sent) == list(range(1, total + 1))
+    assert again[asker].sent == again[echo].got
+    assert again[echo].sent == again[asker].got
+    assert again[asker].state == asker.report()
+    assert again[echo].state["errors"] == []
+    assert again[echo].state["last"] == total
 
 
 def kill(instance: Instance, what: str) -> None:
@@ -59,7 +80,7 @@ def progress(asker: Instance) -> None:
 def rounds(place: str, folder: Path, what: str, seed: int, count: int) -> None:
     draw = random.Random(seed)
     total = 2000 * (count + 1)
-    asker, echo = pair(place, folder, total, *TINY)
+    asker, echo = pair(place, folder, total, *TINY, *KEPT)
     with running(asker, echo):
         for _ in range(count):
             progress(asker)
@@ -74,6 +95,7 @@ def rounds(place: str, folder: Path, what: str, seed: int, count: int) -> None:
                 kill(echo if what == "peer" else victim, "both" if what == "peer" else what)
                 (echo if what == "peer" else victim).start()
         check(asker, echo, total)
+    check_logs(place, asker, echo, total)
 
 
 @pytest.mark.parametrize("what", [pytest.param("both", marks=pytest.mark.soak), "everything"])

@@ -24,6 +24,7 @@ from penstock.immortal import running
 from penstock.immortal.about import Registration
 from penstock.immortal.coordinator import Options
 from penstock.immortal.sockets import BindingGoneError
+from penstock.journal.client import Client
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,9 @@ def test_the_commands_register_and_show(tmp_path: Path) -> None:
             assert result.exit_code == 0, result.output
             return result.output
 
-        run("register", "bank", "--receive-port", "2000", "--send-port", "2001")
+        (tmp_path / "journals" / "fragments" / "banks").mkdir(parents=True, exist_ok=True)
+        journals = ("--store", "file:///banks/", "--replication", "1")
+        run("register", "bank", "--receive-port", "2000", "--send-port", "2001", *journals)
         run("add-replica", "bank", "--replica", "1", "--receive-port", "2002", "--send-port", "2003")
         assert "bank" in run("list")
         assert "1 (ports 2002, 2003)" in run("inspect", "bank")
@@ -156,6 +159,8 @@ def test_the_commands_register_and_show(tmp_path: Path) -> None:
         assert [known["replica"] for known in one["registrations"]] == [0, 1]
         assert one["checkpoints"] == []
         assert (one["calls"], one["calls_per_second"]) == (0, None)
+        with Client(place) as client:
+            assert {(*made.spec.fragment.stores,) for made in client.list()} == {("file:///banks/",)}
         refused = CliRunner().invoke(cli, ["immortal", "inspect", "bonk", "--log", place])
         assert refused.exit_code == 2
         assert "did you mean 'bank'?" in refused.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,9 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 import xxhash
-from tests.immortal.processes import REPOSITORY, broker
+from tests.immortal.apps import PAGE
+from tests.immortal.pairs import Pair
+from tests.immortal.processes import REPOSITORY, broker, until
 from tests.servers.ports import free_port
 
+from penstock.immortal import checkpoints
+from penstock.immortal.place import opened
 from penstock.immortal.wire import (
     Blob,
     CheckpointRecord,
@@ -113,3 +118,44 @@ def test_a_large_checkpoint_is_streamed_in_and_out(tmp_path: Path, size: int) ->
     assert second.loaded == size
     assert second.sum.digest() == expected.digest()
     assert max(first.peak, second.peak) < BOUND
+
+
+def last_checkpoint(place: str, name: str) -> int:
+    """The number of the last one that counts."""
+
+    async def found() -> int:
+        async with opened(place) as there:
+            last = (await checkpoints.catalogue(there.client, name)).last
+            return last.number if last is not None else 0
+
+    return asyncio.run(found())
+
+
+def wait_for_checkpoint(place: str, name: str, number: int) -> None:
+    until(lambda: last_checkpoint(place, name) == number, f"checkpoint {number}", 600)
+
+
+def peak(pid: int) -> int:
+    """The most memory that a process had so far."""
+    [found] = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(found) << 10
+
+
+@pytest.mark.soak
+def test_a_large_state_is_written_and_read_by_hooks_in_pieces(tmp_path: Path) -> None:
+    pages = (4 << 30) // PAGE + 1
+    with broker(tmp_path) as place:
+        archive = Pair(place, tmp_path, "archive", "Archive", "--keep-checkpoints", "1")
+        try:
+            for life in (1, 2):
+                archive.start(ARCHIVE_PAGES=str(pages))
+                wait_for_checkpoint(place, "archive", life)
+                coordinator, binding = archive.coordinator, archive.process
+                assert coordinator is not None
+                assert binding is not None
+                assert max(peak(coordinator.pid), peak(binding.pid)) < BOUND
+                archive.kill("both")
+            archive.start(ARCHIVE_PAGES="0")
+            archive.wait_for("read", pages)
+        finally:
+            archive.stop()

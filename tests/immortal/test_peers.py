@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -11,9 +12,11 @@ from tests.immortal.test_startups import Running, broker, instance, scenario
 
 from penstock.immortal import about
 from penstock.immortal.coordinator import Options
+from penstock.immortal.journals import journal_name
+from penstock.immortal.logformat import LogDecoder, LogRecord
 from penstock.immortal.place import Place
 from penstock.immortal.streams import Hello, Welcome, line, read_line
-from penstock.immortal.wire import Call, RpcType
+from penstock.immortal.wire import Call, MessageType, RpcType, encode_message, outgoing, split_messages
 
 __all__ = ["broker"]
 
@@ -86,3 +89,54 @@ def test_a_receiver_and_a_sender_that_were_made_anew(broker: str) -> None:
                     await receiver.until(lambda: receiver.app.state["sum"] == had + 1100)
 
     scenario(broker, test, "made")
+
+
+def test_a_coordinator_ends_also_while_a_stream_of_it_is_being_closed(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(place: Place, options: Options) -> None:
+        closing = asyncio.Event()
+
+        async def follow(*_: object) -> AsyncIterator[about.About]:
+            """Takes its time to end."""
+            try:
+                await asyncio.Event().wait()
+                yield about.About()
+            finally:
+                closing.set()
+                await asyncio.Event().wait()
+
+        monkeypatch.setattr(about, "follow", follow)
+        sending, receiving = replace(options, name="ended-sender"), replace(options, name="ended-receiver")
+        async with instance(place, sending) as sender:
+            await sender.until(lambda: "record 0" in sender.lb.seen)
+            async with instance(place, receiving) as receiver:
+                await receiver.until(lambda: "record 0" in receiver.lb.seen)
+                say(sender, "ended-receiver", 1)
+                await receiver.until(lambda: receiver.app.state["sum"] == 1)
+            async with asyncio.timeout(60):
+                await closing.wait()
+                await sender.end()
+
+    scenario(broker, test, "ended")
+
+
+def test_a_ping_is_a_call_that_tells_when_it_passed(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        sending, receiving = replace(options, name="ping-sender"), replace(options, name="ping-receiver")
+        async with instance(place, sending) as sender, instance(place, receiving) as receiver:
+            await sender.until(lambda: "record 0" in sender.lb.seen)
+            await receiver.until(lambda: "record 0" in receiver.lb.seen)
+            [call] = split_messages(outgoing("ping-receiver", Call(9, RpcType.FORK, bytes(40))))
+            sender.lb.writer.write(encode_message(MessageType.PING, call.data))
+            await receiver.until(lambda: receiver.app.state["largest"] == 40)
+            log = journal_name("ping-receiver", "log")
+            begin = await place.client.begin(log)
+            content = await place.client.read_bytes(log, begin)
+        records = [item for item in LogDecoder(log, begin).feed(content) if isinstance(item, LogRecord)]
+        [ping] = split_messages(records[-1].body)
+        assert ping.type == MessageType.PING
+        times = [ping.data[at : at + 8] for at in range(len(ping.data) - 40, len(ping.data), 8)]
+        assert [any(time) for time in times] == [True, True, False, False, False]
+
+    scenario(broker, test, "ping")

@@ -1,23 +1,37 @@
-"""Three replicas of one instance while parts are killed and frozen; take-over times are printed."""
+"""Three replicas of one instance while parts are killed, frozen and cut off; take-over times are printed."""
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.immortal.processes import Instance, broker, running, until
+from tests.immortal.logs import calls_in, log_of
+from tests.immortal.processes import Instance, broker, broker_on_a_network, running, until
+from tests.servers.namespaces import Namespace, namespaces
 
-ACTIVE = ("--active", "--log-trigger", "0.01")
+from penstock.immortal.logformat import Claimed, LogRecord, Marked, Rolled
+
+ACTIVE = ("--active", "--log-trigger", "0.01", "--keep-checkpoints", "1000")
+PARTS = ("primary", "checkpointer", "secondary", "all")
 
 
-def trio(place: str, folder: Path, total: int) -> tuple[Instance, list[Instance]]:
-    asker = Instance(place, folder, "asker", "asker", {"peer": "echo", "total": total})
+def trio(place: str, folder: Path, spaces: Sequence[Namespace] = ()) -> tuple[Instance, list[Instance]]:
+    """Who asks, and three who answer, each on a machine of its own if there are any."""
+    near = ("--host", spaces[0].gate_among_others) if spaces else ()
+    asking = {"peer": "echo", "batch": 5, "until": str(folder / "over")}
+    asker = Instance(place, folder, "asker", "asker", asking, *near)
     replicas = []
     for number in range(3):
-        one = Instance(place, folder, "echo", "echo", {"peer": "asker"}, *ACTIVE, "--replica", str(number))
+        there = ("--host", spaces[number].among_others) if spaces else ()
+        options = (*ACTIVE, "--replica", str(number), *there)
+        one = Instance(place, folder, "echo", "echo", {"peer": "asker"}, *options)
+        one.enter = spaces[number].enter if spaces else []
         one.report_file = folder / f"echo-{number}.json"
         replicas.append(one)
     return asker, replicas
@@ -33,24 +47,55 @@ def takes_over(replicas: list[Instance], old: Instance, since: float, what: str)
     return next(one for one in primaries(replicas) if one is not old)
 
 
-def check(asker: Instance, replicas: list[Instance], total: int) -> None:
-    while not asker.report().get("done"):
+def check(asker: Instance, replicas: list[Instance]) -> int:
+    """Have the asker come to its end; how many calls there were."""
+    Path(str(asker.options["until"])).touch()
+    while not asker.report()["done"]:
         progress(asker)
     assert asker.report()["errors"] == []
-    assert asker.report()["echoed"] == total
-    [primary] = primaries(replicas)
-    until(lambda: primary.report().get("last") == total, "the last call")
-    assert primary.report()["errors"] == []
+    total = int(asker.report()["sent"])
+    until(lambda: [one.report().get("last") for one in primaries(replicas)] == [total], "the last call")
+    assert [one.report()["errors"] for one in primaries(replicas)] == [[]]
+    return total
+
+
+def check_log(place: str, replicas: list[Instance], replaced: Instance, total: int) -> None:
+    """Every call is in the log once, in order; and one that was replaced handled nothing behind the next one's claim.
+
+    Had two committed, records would not follow each other, and reading the log would have failed.
+    """
+    known_to = in_order(place, total)
+    assert replaced.report()["last"] <= known_to[replicas.index(replaced)] < total
+
+
+def replica_of(owner: str) -> int:
+    return int(owner.removeprefix("replica-").partition(".")[0])
+
+
+def in_order(place: str, total: int) -> dict[int, int]:
+    """All numbered calls are in the log once, in order; up to which one each replica knew them as primary."""
+    log = log_of(place, "echo")
+    numbers: list[int] = []
+    primary, known_to = replica_of(log.first_owner), {}
+    for item in log.items:
+        if isinstance(item, LogRecord):
+            numbers += [json.loads(call.arguments)["n"] for call in calls_in(item) if call.method == 2]
+            known_to[primary] = len(numbers)
+        elif isinstance(item.mark, Claimed):
+            primary = item.mark.replica
+    assert numbers == list(range(1, total + 1))
+    return known_to
 
 
 def progress(asker: Instance) -> None:
-    before = asker.report().get("echoed", 0)
-    until(lambda: asker.report().get("echoed", 0) > before or asker.report().get("done"), "progress")
+    """A call was answered that is not sent yet; or all were."""
+    sent = asker.report().get("sent", 0)
+    until(lambda: asker.report().get("echoed", 0) > sent or asker.report().get("done"), "progress")
 
 
 def test_a_killed_and_a_frozen_primary_are_replaced_and_do_no_harm(tmp_path: Path) -> None:
     with broker(tmp_path) as place:
-        asker, replicas = trio(place, tmp_path, 4000)
+        asker, replicas = trio(place, tmp_path)
         with running(asker, *replicas):
             until(lambda: primaries(replicas), "a first primary")
             [first] = primaries(replicas)
@@ -70,25 +115,77 @@ def test_a_killed_and_a_frozen_primary_are_replaced_and_do_no_harm(tmp_path: Pat
             os.kill(second.coordinator.pid, signal.SIGCONT)
             second.fail_together()
             assert "FATAL ERROR 5: another coordinator is primary now" in second.said()
-            check(asker, [one for one in replicas if one is not second], 4000)
+            total = check(asker, [one for one in replicas if one is not second])
+        check_log(place, replicas, second, total)
+
+
+def test_a_primary_that_is_cut_off_is_replaced_and_does_no_harm(tmp_path: Path) -> None:
+    """From the broker, from its peer and from the other replicas at once, and in silence."""
+    with (
+        namespaces("abc") as spaces,
+        broker_on_a_network(tmp_path, spaces["a"].gate_among_others) as place,
+    ):
+        machines = list(spaces.values())
+        asker, replicas = trio(place, tmp_path, machines)
+        with running(asker, *replicas):
+            until(lambda: primaries(replicas), "a first primary")
+            [first] = primaries(replicas)
+            progress(asker)
+            others = [one for one in replicas if one is not first]
+            until(lambda: all("Following" in one.said() for one in others), "secondaries")
+            machine = machines[replicas.index(first)]
+            since = time.monotonic()
+            machine.cut()
+            takes_over(replicas, first, since, "a network cut")
+            progress(asker)
+            machine.heal()
+            first.fail_together()
+            assert "FATAL ERROR 5: another coordinator is primary now" in first.said()
+            total = check(asker, others)
+        check_log(place, replicas, first, total)
+
+
+def checkpointer(place: str, replicas: list[Instance]) -> Instance | None:
+    """The secondary that was named last to take checkpoints, while it is one."""
+    marks = [item.mark for item in log_of(place, "echo").items if isinstance(item, Marked)]
+    named = [mark.checkpointer for mark in marks if isinstance(mark, Rolled)]
+    if not named or not named[-1]:
+        return None
+    one = replicas[replica_of(named[-1])]
+    return None if one.has_ended or one.is_primary else one
+
+
+def cast(place: str, replicas: list[Instance]) -> dict[str, list[Instance]]:
+    """Who plays which part now."""
+    until(
+        lambda: len(primaries(replicas)) == 1 and checkpointer(place, replicas),
+        "a primary and a checkpointer",
+    )
+    primary, second = primaries(replicas)[0], checkpointer(place, replicas)
+    rest = [one for one in replicas if one not in (primary, second)]
+    return {"primary": [primary], "checkpointer": [second or rest[0]], "secondary": rest[:1], "all": replicas}
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(5))
-def test_replicas_killed_in_turn(tmp_path: Path, seed: int) -> None:
-    import random
-
+def test_the_primary_the_checkpointer_a_secondary_and_all_are_killed_in_turn(
+    tmp_path: Path, seed: int
+) -> None:
     draw = random.Random(seed)
     with broker(tmp_path) as place:
-        total = 20000
-        asker, replicas = trio(place, tmp_path, total)
+        asker, replicas = trio(place, tmp_path)
         with running(asker, *replicas):
             until(lambda: primaries(replicas), "a first primary")
-            for _ in range(8):
+            for part in draw.sample(PARTS * 2, 8):
                 progress(asker)
                 time.sleep(draw.random() * 0.5)
-                for victim in replicas if draw.random() < 0.2 else [draw.choice(replicas)]:
+                victims = cast(place, replicas)[part]
+                since = time.monotonic()
+                for victim in victims:
                     victim.stop()
+                if part == "primary":
+                    takes_over(replicas, victims[0], since, "kill -9")
+                for victim in victims:
                     victim.start()
-                until(lambda: primaries(replicas), "a primary")
-            check(asker, replicas, total)
+            total = check(asker, replicas)
+        in_order(place, total)

@@ -17,10 +17,12 @@ from tests.servers.ports import free_port
 from penstock.immortal import about, checkpoints, journals, pace
 from penstock.immortal.checkpoints import MissingCheckpointError
 from penstock.immortal.coordinator import Coordinator, FatalError, Options, fatal
+from penstock.immortal.logformat import CorruptLogError, encode_log_record
 from penstock.immortal.place import Place, opened
 from penstock.immortal.starting import Debug, serve
 from penstock.immortal.wire import Call, CorruptWireError, MessageType, RpcType, encode_message
-from penstock.journal.client import FencedError
+from penstock.journal.client import AsyncClient, FencedError
+from penstock.journal.client.answers import Appended
 from penstock.journal.embedded import EmbeddedBroker
 
 
@@ -294,18 +296,30 @@ def test_what_no_binding_may_send_ends_the_coordinator(broker: str, sent: bytes)
     scenario(broker, test, f"nonsense-{sent.hex()}")
 
 
-def test_a_damaged_log_is_refused_and_nothing_of_it_is_applied(broker: str) -> None:
+WHOLE = b"".join(encode_log_record(0, 1, b"x" * 100, {}, {}))
+
+
+@pytest.mark.parametrize(
+    ("tail", "why"),
+    [
+        (bytes(64), "a record of -1 bytes"),
+        (WHOLE[:40], "a record that goes on beyond the end of the log"),
+        (WHOLE[:50] + bytes(1) + WHOLE[51:], "record 1 whose check bytes do not match its body"),
+    ],
+    ids=["zeros", "torn", "changed"],
+)
+def test_a_damaged_log_is_refused_and_nothing_of_it_is_applied(broker: str, tail: bytes, why: str) -> None:
     async def test(place: Place, options: Options) -> None:
         async with instance(place, options) as one:
             await one.seen("control 11", "record 0")
         log = journals.journal_name(options.name, "log")
-        await place.client.append(log, b"\x00" * 64)
+        await place.client.append(log, tail)
         async with instance(place, options) as two:
-            with pytest.raises(Exception, match=r"log immortals/damaged/log, byte \d+: a record of -1 bytes"):
+            with pytest.raises(CorruptLogError, match=rf"log {log}, byte \d+: {why}"):
                 await two.until(lambda: False)
             assert [what for what in two.lb.seen if what.startswith("control")] == []
 
-    scenario(broker, test, "damaged")
+    scenario(broker, test, f"damaged-{len(tail)}")
 
 
 def test_an_impulse_in_replay_ends_the_coordinator(broker: str) -> None:
@@ -338,6 +352,30 @@ def test_two_primaries_never_both_commit(broker: str) -> None:
                 await two.until(lambda: two.app.state["sum"] == 1)
 
     scenario(broker, test, "rivals")
+
+
+def test_a_replaced_primary_ends_also_while_nobody_answers_its_append(broker: str) -> None:
+    class Unanswered(AsyncClient):
+        is_cut = False
+
+        async def append(self, journal: str, content: Any, **options: Any) -> Appended:
+            if self.is_cut and content:
+                await asyncio.Event().wait()
+            return await super().append(journal, content, **options)
+
+    async def test(place: Place, options: Options) -> None:
+        client = Unanswered(broker)
+        async with client, instance(Place(client, None), options) as one:
+            await one.seen("control 11", "record 0")
+            client.is_cut = True
+            one.add(1000)
+            async with instance(place, options) as two:
+                with pytest.raises(FencedError, match="claimed by another owner"):
+                    await one.until(lambda: False)
+                await two.until(lambda: "control 11" in two.lb.seen)
+                assert two.app.state["sum"] == 0
+
+    scenario(broker, test, "unanswered")
 
 
 def test_secondaries_follow_and_one_takes_over_without_a_checkpoint(broker: str) -> None:

@@ -36,6 +36,7 @@ from penstock.immortal.wire import (
     incoming,
     is_replayable,
     outgoing,
+    pings,
     rpcs_of,
     split_messages,
 )
@@ -262,3 +263,16 @@ def test_garbage_never_does_more_than_be_refused(data: bytes) -> None:
                         decode_incoming(rpc)
         except CorruptWireError:
             pass
+
+
+def test_coordinators_write_their_times_into_pings() -> None:
+    second = 116_444_736_000_000_000 + 10_000_000  # past 1970, counted from 1601
+    data = b"what it says" + bytes(40)
+    for kind in (MessageType.PING, MessageType.PING_RETURN):
+        assert pings.is_ping(kind)
+        data = pings.arriving(kind, pings.leaving(kind, data, 1.0), 1.0)
+    assert not pings.is_ping(MessageType.RPC)
+    times = [int.from_bytes(data[at : at + 8], "little") for at in range(12, 52, 8)]
+    assert (data[:12], times) == (b"what it says", [second, second, 0, second, second])
+    with pytest.raises(CorruptWireError, match="without its five times"):
+        pings.leaving(MessageType.PING, bytes(39), 1.0)

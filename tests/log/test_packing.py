@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from penstock.journal.client import Client
 from penstock.log import record as rec
 from penstock.log.commitlog import CommitLog, MessageTooLargeError
 from penstock.log.message import MAX_MESSAGE_BYTES, Message, Mode, NotTextError, Op
-from penstock.log.packing import Packed, numbered, pack
+from penstock.log.packing import Packed, numbered, pack, pack_lines
 from penstock.log.record import CorruptRecordError
 
 NOW = 1_700_000_000_000_000
@@ -69,6 +70,34 @@ def test_packed_records_are_those_of_the_same_messages(
     if messages:
         assert numbered(packed, first, MAX_MESSAGE_BYTES) == rec.encode_messages(messages, first, {})
         assert packed.last_mode is mode
+
+
+def packed_lines(lines: list[bytes], ns: str = "orders", **more: Any) -> Packed:
+    text = b"".join(line + b"\n" for line in lines)
+    return pack_lines(ns, text, np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n")), ts=NOW, **more)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.text(st.characters(exclude_characters="\n"), max_size=40).map(str.encode), max_size=12),
+    st.sampled_from(["", "orders", "ünïcode", "nul\0", "two\nlines"]),
+    st.sampled_from(Mode),
+    st.integers(0, 1 << 60),
+)
+def test_packed_lines_are_their_texts_packed(lines: list[bytes], ns: str, mode: Mode, first: int) -> None:
+    packed = packed_lines(lines, ns, mode=mode)
+    expected = packed_of([Message(ns, line, ts=NOW, mode=mode) for line in lines], ns)
+    assert packed.starts.tolist() == expected.starts.tolist()
+    if lines:
+        assert (packed.ns, packed.content) == (ns, expected.content)
+        assert numbered(packed, first, MAX_MESSAGE_BYTES) == numbered(expected, first, MAX_MESSAGE_BYTES)
+
+
+def test_lines_that_are_too_large_are_refused() -> None:
+    with pytest.raises(MessageTooLargeError, match="has 11 bytes, the limit is 10"):
+        packed_lines([b"x" * 10, b"x" * 11], max_bytes=10)
+    with pytest.raises(MessageTooLargeError, match="with its key and position"):
+        packed_lines([b"{}"], "n" * rec.MAX_SIZE)
 
 
 def test_slices_chunks_and_strings_are_packed_as_they_are() -> None:

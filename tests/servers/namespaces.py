@@ -33,8 +33,8 @@ class Namespace:
         """Our end of the connection to the others."""
         self.enter = ["ip", "netns", "exec", self._name]
         self.address, self.among_others = (f"{net}.{number}" for net in nets)
-        self.gate = f"{nets[0]}.{_GATE}"
-        """Where the test can be reached."""
+        self.gate, self.gate_among_others = (f"{net}.{_GATE}" for net in nets)
+        """Where the test can be reached: always, and unless this machine is cut off."""
         self._bridges = f"{tag}c", f"{tag}p"
 
     def make(self) -> None:

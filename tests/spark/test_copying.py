@@ -64,7 +64,7 @@ class Range(CopyTask):
 
 
 def texts(rows: Sequence[Packed]) -> list[bytes]:
-    return [packed.content[int(start) :] for packed in rows for start in packed.starts]
+    return [bytes(packed.content[int(start) :]) for packed in rows for start in packed.starts]
 
 
 def numbers(found: Sequence[Sequence[Packed]]) -> list[int]:

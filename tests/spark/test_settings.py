@@ -9,7 +9,7 @@ import pytest
 
 from penstock.base.errors import UsageError
 from penstock.spark import session
-from penstock.spark.settings import master_url, spark_settings
+from penstock.spark.settings import java_options, master_url, spark_settings
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,17 @@ def test_what_holds_on_this_machine_only_is_not_told_to_a_cluster(master: str, t
     assert sockets & set(cluster) == (sockets if on_one_machine else set())
     assert cluster["spark.sql.session.timeZone"] == "UTC"
     session._discard(places)
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ("", ["-XX:+UseSerialGC"]),
+        ("-Xss4m -XX:+UseParallelGC", []),
+        ("-XX:+UseStringDeduplication", ["-XX:+UseSerialGC"]),
+    ],
+)
+def test_a_jvm_is_told_of_one_collector(given: str, ours: list[str], tmp_path: Path) -> None:
+    places = session._prepare(tmp_path)
+    assert [option for option in java_options(places, True, given) if "GC" in option] == ours
+    assert not [option for option in java_options(places, False, given) if "GC" in option]

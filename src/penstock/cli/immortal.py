@@ -45,6 +45,20 @@ _log_option: Callable[[F], F] = click.option(
 )
 
 
+def _journal_options(command: F) -> F:
+    """Of the instance's journals; those that are there stay as they are."""
+    for option in (
+        click.option(
+            "--store", default="file:///", show_default=True, metavar="URL", help="Of journals that are made."
+        ),
+        click.option(
+            "--replication", type=click.IntRange(1), default=1, show_default=True, help="Of journals made."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 def _place(connection: Connection, log: str | None) -> str:
     return log or connection.address or str(connection.data_dir)
 
@@ -88,6 +102,7 @@ _PORT = click.IntRange(0, 65535)
     "--failover", type=float, default=1.5, show_default=True, help="Seconds of silence until a take-over."
 )
 @click.option("--legacy-binding", is_flag=True, help="For the C client: it listens on the send port itself.")
+@_journal_options
 @broker_beside_directory
 def serve(
     connection: Connection,
@@ -106,6 +121,8 @@ def serve(
     keep_checkpoints: int,
     failover: float,
     legacy_binding: bool,
+    replication: int,
+    store: str,
 ) -> None:
     """Run the coordinator of an instance, beside its binding.
 
@@ -146,6 +163,8 @@ def serve(
             keep=keep_checkpoints,
             failover=failover,
             legacy=legacy_binding,
+            replication=replication,
+            store=store,
         )
 
     place = _place(connection, log)
@@ -196,6 +215,7 @@ def _registering(command: F) -> F:
 @click.argument("name")
 @_registering
 @click.option("--active", is_flag=True, help="Active/active.")
+@_journal_options
 @broker_beside_directory
 def register(
     connection: Connection,
@@ -208,12 +228,15 @@ def register(
     upgrade_version: int | None,
     log: str | None,
     active: bool,
+    replication: int,
+    store: str,
 ) -> None:
     """Register an instance; whatever was registered before is replaced.
 
     \b
     Examples:
       penstock immortal register bank --receive-port 2000 --send-port 2001 --log bank-logs
+      penstock immortal register bank --receive-port 2000 --send-port 2001 --broker http://broker:8080 --replication 3
     """
     from penstock.immortal.about import Registration
 
@@ -221,7 +244,7 @@ def register(
     one = Registration(
         0, receive_port, send_port, create, False, True, log_trigger, active, current_version, upgrade
     )
-    _register(connection, log, name, one)
+    _register(connection, log, name, one, replication=replication, store=store)
 
 
 @immortal.command("add-replica")
@@ -256,10 +279,22 @@ def add_replica(
     _register(connection, log, name, one)
 
 
-def _register(connection: Connection, log: str | None, name: str, one: Registration) -> None:
+def _register(
+    connection: Connection,
+    log: str | None,
+    name: str,
+    one: Registration,
+    *,
+    replication: int = 1,
+    store: str = "file:///",
+) -> None:
     from penstock.immortal import about
 
-    asking(connection, _place(connection, log), lambda client: about.register(client, name, one))
+    asking(
+        connection,
+        _place(connection, log),
+        lambda client: about.register(client, name, one, replication=replication, store=store),
+    )
     click.echo(f"Registered {name}" + (f", replica {one.replica}" if one.replica else ""))
 
 

@@ -4,7 +4,7 @@
     text      length u16 | bytes, UTF-8                              `short` below
 
      0 HELLO          short version | short cookie | short program | short instance [| short capabilities]
-     1 OK             u32 credits
+     1 OK             u32 credits [| short capabilities, if HELLO named any]
      2 ERROR          short reason
      3 NOTIFY         u64 stream | short name | u64 point of reference
      4 NOTIFY_ACK     u8 success | u64 stream | u64 point of reference
@@ -48,6 +48,10 @@ CAUTIOUS_FRAME: Final = 16384
 
 MIGRATE: Final = "migrate"
 """The capability of a connector that understands MIGRATE."""
+OFFSETS: Final = "offsets"
+"""The capability of a sink whose NOTIFY_ACK tells the offset that it expects: named in OK to workers that named it in
+HELLO. Without it the offset is not relied on: other sinks tell what they remember, which is 0 after a restart and too
+much after bytes were cut off."""
 
 SHORT_LIMIT: Final = 0xFFFF
 TAG: Final = Struct(">IB")
@@ -106,9 +110,10 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Ok(msgspec.Struct, frozen=True):
-    """The session is open, with so many credits."""
+    """The session is open, with so many credits. Capabilities are named to peers that have named theirs."""
 
     credits: int
+    capabilities: frozenset[str] = frozenset()
 
 
 NOT_NOW: Final = "not now: "
@@ -246,8 +251,16 @@ def greeting_of(payload: memoryview) -> tuple[str, bytes]:
 def _hello(cursor: Cursor) -> Hello:
     version, cookie = cursor.text(), bytes(cursor.short())
     program, instance = cursor.text(), cursor.text()
-    tokens = cursor.text().split(",") if cursor.more else []
-    return Hello(version, cookie, program, instance, frozenset(token for token in tokens if token))
+    return Hello(version, cookie, program, instance, _capabilities(cursor))
+
+
+def _capabilities(cursor: Cursor) -> frozenset[str]:
+    """What stands behind the fields that every peer knows; whatever is no list of words is ignored there."""
+    try:
+        tokens = cursor.text().split(",") if cursor.more else []
+    except FrameError:
+        return frozenset()
+    return frozenset(token for token in tokens if token)
 
 
 def _notify_ack(cursor: Cursor) -> NotifyAck:
@@ -286,7 +299,7 @@ def _migrate(cursor: Cursor) -> Migrate:
 _MESSAGE = Struct(">QQqH")
 _DECODERS: Final[dict[int, Callable[[Cursor], Frame]]] = {
     Tag.HELLO: _hello,
-    Tag.OK: lambda cursor: Ok(*cursor.unpack(U32)),
+    Tag.OK: lambda cursor: Ok(cursor.unpack(U32)[0], _capabilities(cursor)),
     Tag.ERROR: lambda cursor: Error(cursor.text()),
     Tag.NOTIFY: lambda cursor: Notify(cursor.unpack(U64)[0], cursor.text(), cursor.unpack(U64)[0]),
     Tag.NOTIFY_ACK: _notify_ack,
@@ -327,9 +340,13 @@ def _hello_bytes(frame: Hello) -> bytes:
     fields = short(frame.version.encode(), "the version") + short(frame.cookie, "the cookie")
     fields += short(frame.program.encode(), "the program's name")
     fields += short(frame.instance.encode(), "the instance's name")
-    if frame.capabilities:
-        fields += short(",".join(sorted(frame.capabilities)).encode(), "the list of capabilities")
-    return fields
+    return fields + _capability_bytes(frame.capabilities)
+
+
+def _capability_bytes(capabilities: frozenset[str]) -> bytes:
+    if not capabilities:
+        return b""
+    return short(",".join(sorted(capabilities)).encode(), "the list of capabilities")
 
 
 def _notify_bytes(frame: Notify) -> bytes:
@@ -353,7 +370,7 @@ def _long(text: str) -> bytes:
 
 _ENCODERS: Final[dict[type, tuple[int, Callable[..., bytes]]]] = {
     Hello: (Tag.HELLO, _hello_bytes),
-    Ok: (Tag.OK, lambda frame: U32.pack(frame.credits)),
+    Ok: (Tag.OK, lambda frame: U32.pack(frame.credits) + _capability_bytes(frame.capabilities)),
     Error: (Tag.ERROR, lambda frame: short(clipped(frame.reason), "a reason")),
     Notify: (Tag.NOTIFY, _notify_bytes),
     NotifyAck: (Tag.NOTIFY_ACK, lambda frame: NOTIFY_ACK.pack(frame.success, frame.stream, frame.point)),

@@ -23,6 +23,7 @@ from penstock.connector.frames import (
     frame_of,
     greeting_of,
 )
+from penstock.connector.session import IllegalFrameError
 
 _HEAD: Final = Struct(">IBQQ8xH")
 """As `frames.HEAD`, without the time, which is nothing to a worker."""
@@ -131,7 +132,7 @@ class Intake:
             return None
         if payload[0] != Tag.HELLO:
             frame_of(payload)
-            raise FrameError(f"Bad protocol FSM state: {Tag(payload[0]).name} before HELLO")
+            raise IllegalFrameError(f"Bad protocol FSM state: {Tag(payload[0]).name} before HELLO")
         return *greeting_of(payload), payload
 
     def _frame(self) -> Frame | None:

@@ -62,7 +62,8 @@ class WorkerTls:
     """
 
     shows: ssl.SSLContext
-    trusts: ssl.SSLContext
+    trusts: ssl.SSLContext | None = None
+    """None for one that is alone, and asks nobody."""
 
 
 class NotHereError(UsageError):

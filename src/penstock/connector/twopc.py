@@ -26,6 +26,7 @@ from penstock.base.errors import AwayError, PenstockError
 from penstock.connector.frames import (
     HEAD,
     NOT_NOW,
+    OFFSETS,
     SINK_VERSION,
     Error,
     Frame,
@@ -73,10 +74,12 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What a sink told of its state: the transactions without a decision, and the offset that it expects next."""
+    """What a sink told of its state: the transactions without a decision, and the offset that it expects next, which
+    is to be relied on only if the sink vouches for it."""
 
     transactions: tuple[str, ...]
     offset: int
+    vouched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,8 @@ class Coordinator:
         """Transactions that the sink holds and that are not decided on this connection."""
         self.acked = -1
         """The offset that the sink says it expects; -1 before it has."""
+        self.vouched = False
+        """Whether the sink says that the offset is the one of its storage."""
         self._rtag = FIRST_RTAG
         self._transaction = ""
         self._awaited: list[str] = []
@@ -135,7 +140,9 @@ class Coordinator:
         self._require("greet", Step.NEW)
         self.step = Step.GREETING
         self._awaited = ["OK", "NOTIFY_ACK", "REPLY_UNCOMMITTED"]
-        hello = Hello(self.who.version, self.who.cookie, self.who.program, self.who.worker)
+        hello = Hello(
+            self.who.version, self.who.cookie, self.who.program, self.who.worker, frozenset({OFFSETS})
+        )
         notify = Notify(DATA_STREAM, self.stream, self.offset)
         return encode(hello) + encode(notify) + encode_inner(ListUncommitted(self._rtag))
 
@@ -209,6 +216,7 @@ class Coordinator:
             case Ok(credit) if self._next() == "OK":
                 if credit < LEAST_CREDITS:
                     raise SinkError(f"the sink gave {credit} credits, {LEAST_CREDITS} are needed")
+                self.vouched = OFFSETS in frame.capabilities
                 self._awaited.pop(0)
                 return None
             case NotifyAck() if self._next() == "NOTIFY_ACK":
@@ -228,7 +236,7 @@ class Coordinator:
             self._awaited.pop(0)
             self.open = set(inner.transactions)
             self.step = Step.LISTED if self.open else Step.READY
-            return Listed(inner.transactions, self.acked)
+            return Listed(inner.transactions, self.acked, self.vouched)
         if isinstance(inner, Reply) and self.step is Step.VOTING and inner.transaction == self._transaction:
             self.step = Step.VOTED
             return Vote(inner.transaction, inner.commit)

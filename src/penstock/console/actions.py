@@ -13,15 +13,17 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock.base.errors import UsageError, did_you_mean
+from penstock.base.errors import PenstockError, UsageError, did_you_mean
 from penstock.base.secrets import mask
 from penstock.base.units import counted
 from penstock.console.definitions import Definitions
 from penstock.console.reaching import Reaching
-from penstock.log.control import STANDING
+from penstock.console.stepping import Stepping, stepping
+from penstock.log.control import STANDING, ControlState
 from penstock.log.deadletters import DeadLetter
 from penstock.pipeline import delivering, editing
 from penstock.pipeline.clock import now_us
+from penstock.pipeline.definition import Pipeline
 from penstock.pipeline.letters import replayable, still_dead
 from penstock.pipeline.moves import in_words, planned
 from penstock.pipeline.operations import Directory
@@ -86,17 +88,28 @@ class Actions:
             make = _known(_PLANS, wish.action)
             control = directory.control(pipeline).state()
             file = self._definitions.file(pipeline, control)
-            plan = make(_Asked(directory, pipeline, wish, self._reaching.options, file))
+            definition, missing = self._defined(pipeline, control, wish)
+            plan = make(_Asked(directory, pipeline, wish, self._reaching.options, file, definition))
             run = directory.run(pipeline, now_us())
             state = directory.told_state(pipeline, wish.sink)
         if run is not None and wish.action not in _ANYTIME:
             if wish.action not in _WHILE_STANDING or state not in STANDING:
                 return _refused(plan, *_while_running(pipeline, run))
             plan = replace(plan, changes=[*plan.changes, _THEN.format(sink=wish.sink)])
-        missing = self._definitions.problem(pipeline, control) if wish.action in _NEED_FILE else None
         if missing is not None:
             return _refused(plan, missing.message, missing.hint)
         return plan
+
+    def _defined(
+        self, pipeline: str, control: ControlState, wish: Wish
+    ) -> tuple[Pipeline | None, PenstockError | None]:
+        """The pipeline as its file has it now, for what goes by it; or why it cannot be had."""
+        if wish.action not in _NEED_FILE:
+            return None, None
+        try:
+            return self._definitions.load(pipeline, control), None
+        except PenstockError as error:
+            return None, error
 
     def carry_out(self, pipeline: str, wish: Wish, who: str) -> Outcome:
         """Do it; raises what the command would end with."""
@@ -183,11 +196,15 @@ class _Asked:
     wish: Wish
     options: str
     file: str | None
+    definition: Pipeline | None
 
     @property
     def sink(self) -> str:
         self.directory.require_sink(self.pipeline, self.wish.sink)
         return self.wish.sink
+
+    def stepping(self) -> Stepping:
+        return stepping(self.directory, self.pipeline, self.sink, self.definition)
 
     def command(self, *words: str) -> str:
         name = f" --pipeline {shlex.quote(self.pipeline)}" if words[0] not in ("step", "dead replay") else ""
@@ -268,41 +285,46 @@ def _plan_mark(asked: _Asked) -> Plan:
 
 
 def _plan_step(asked: _Asked) -> Plan:
-    sink, count = asked.sink, asked.wish.count
-    at = asked.directory.loaded(asked.pipeline, sink).commit.watermark
-    end = asked.directory.reader(asked.pipeline).state().next
-    what = f"message {at}" if count == 1 else f"up to {count} messages, from {at} on,"
+    step, count = asked.stepping(), asked.wish.count
+    what = f"message {step.at}" if count == 1 else f"up to {count} messages, from {step.at} on,"
     changes = [
-        f"{what[0].upper()}{what[1:]} {'goes' if count == 1 else 'go'} through the functions to {sink} now, "
+        f"{what[0].upper()}{what[1:]} {'goes' if count == 1 else 'go'} through the functions to {step.names} now, "
         "by the pipeline file as it is at this moment.",
         "What the target takes is acknowledged. One that is refused stays the next one, and nothing else changes.",
     ]
+    if step.together:
+        changes.append(
+            "They commit together: each message by one decision, to all of them that lack it, or to none."
+        )
     more = ("-n", str(count)) if count > 1 else ()
     return Plan(
-        f"Deliver {what.rstrip(',')} to {sink}",
+        f"Deliver {what.rstrip(',')} to {step.names}",
         "Deliver",
         changes,
-        asked.command("step", asked.shown_file, sink, *more),
-        reason=None if at < end else f"{sink} has everything: its offset and the log's are both {end - 1}.",
+        asked.command("step", asked.shown_file, asked.wish.sink, *more),
+        reason=step.obstacle,
     )
 
 
 def _plan_dead_letter(asked: _Asked) -> Plan:
-    sink = asked.sink
-    at = asked.directory.loaded(asked.pipeline, sink).commit.watermark
-    end = asked.directory.reader(asked.pipeline).state().next
+    step = asked.stepping()
     changes = [
-        f"Message {at} is tried once more. If it is delivered, all is well.",
-        f"If it is refused again, it is kept among the dead letters with its reason, and {sink} goes on with "
-        f"message {at + 1}.",
+        f"Message {step.at} is tried once more. If it is delivered, all is well.",
+        "If it is refused again, it is kept among the dead letters with its reason, and "
+        f"{step.names} {'go' if step.together else 'goes'} on with message {step.at + 1}.",
         "A dead letter can be replayed later, long after the log let the message go.",
     ]
+    if step.together:
+        changes.append(
+            "They commit together: what the target of one does not vote for is kept for all of them, what a function "
+            "refuses for the sinks behind it."
+        )
     return Plan(
-        f"Send message {at} to the dead letters",
+        f"Send message {step.at} to the dead letters",
         "Keep for later",
         changes,
-        asked.command("step", asked.shown_file, sink, "--dead-letter"),
-        reason=None if at < end else f"{sink} has everything: its offset and the log's are both {end - 1}.",
+        asked.command("step", asked.shown_file, asked.wish.sink, "--dead-letter"),
+        reason=step.obstacle,
     )
 
 

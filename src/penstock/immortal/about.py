@@ -184,11 +184,18 @@ async def follow(client: AsyncClient, instance: str) -> AsyncIterator[About]:
 
 
 async def register(
-    client: AsyncClient, instance: str, registration: Registration, *, is_known: bool = True
+    client: AsyncClient,
+    instance: str,
+    registration: Registration,
+    *,
+    is_known: bool = True,
+    replication: int = 1,
+    store: str = journals.STORE,
 ) -> None:
     """Register an instance, or a replica of one; what was registered before is replaced.
 
-    A replica of an instance that nobody has heard of is refused, unless it need not be `is_known`.
+    A replica of an instance that nobody has heard of is refused, unless it need not be `is_known`. The last two are
+    of its journals, if they are made now.
     """
     if registration.upgrade < registration.version:
         raise UsageError(
@@ -201,7 +208,7 @@ async def register(
                 f"there is no instance '{instance}' to add a replica to{did_you_mean(instance, known)}",
                 hint="register it first",
             )
-    await journals.ensure(client, instance)
+    await journals.ensure(client, instance, replication=replication, store=store)
     await say(client, instance, msgspec.structs.replace(registration, at=time.time()))
 
 

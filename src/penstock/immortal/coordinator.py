@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.base.faults import step
-from penstock.immortal import checkpoints
+from penstock.immortal import checkpoints, journals
 from penstock.immortal.checkpoints import Catalogue, Entry
 from penstock.immortal.folder import Folder
 from penstock.immortal.journals import Fenced, journal_name, steadily
@@ -33,14 +33,17 @@ from penstock.immortal.outputs import Output
 from penstock.immortal.place import Place
 from penstock.immortal.sockets import Binding
 from penstock.immortal.state import COMMIT_BUFFER, NewRecord, State
+from penstock.immortal.wire import pings
 from penstock.immortal.wire.decoding import Blob
-from penstock.immortal.wire.messages import CheckpointStart, Message, MessageType, initial_message
+from penstock.immortal.wire.messages import CALLS, CheckpointStart, Message, MessageType, initial_message
+from penstock.immortal.wire.pings import is_ping
 from penstock.immortal.wire.zigzag import CorruptWireError
 from penstock.journal.client import BrokerGoneError, FencedError, JournalError, TimedOutError
 
 _log = logging.getLogger(__name__)
 QUEUE_BYTES = 32 << 20
-RPC, BATCH = int(MessageType.RPC), int(MessageType.RPC_BATCH)
+SENT = CALLS | {int(MessageType.RPC_BATCH)}
+"""What a binding sends to others and to itself."""
 
 
 class FatalError(Exception):
@@ -75,6 +78,9 @@ class Options:
     failover: float = 1.5
     """Seconds without a heartbeat after which a secondary takes over."""
     legacy: bool = False
+    replication: int = 1
+    """Of the instance's journals, if they are made now."""
+    store: str = journals.STORE
     folder: Path | None = None
     """The directory of logs in which bindings look for the instance's files (`folder`)."""
 
@@ -149,7 +155,7 @@ class Coordinator:
         async for event in self.binding.events():
             if isinstance(event, Message):
                 self._message(event)
-                if event.type in (RPC, BATCH) and not self.is_muted:
+                if event.type in SENT and not self.is_muted:
                     await self._wait_for_room()
             else:
                 try:
@@ -160,9 +166,10 @@ class Coordinator:
 
     def _message(self, message: Message) -> None:
         kind = message.type
-        if kind in (RPC, BATCH):
+        if kind in SENT:
             if not self.is_muted:
-                for output in self.state.sent(kind, message.data, in_replay=self.is_replaying):
+                data = pings.leaving(kind, message.data, time.time()) if is_ping(kind) else message.data
+                for output in self.state.sent(kind, data, in_replay=self.is_replaying):
                     self.on_output(output)
                 if self.state.gathered_bytes:
                     self.input.set()
@@ -346,13 +353,12 @@ class Coordinator:
                 await self.binding.deliver(self.state.committer, item.sequence, item.body)
 
     async def watch_fence(self) -> None:
-        """An idle primary that was replaced is to know it soon."""
+        """A primary that was replaced is to know it soon, also one that is idle, or whose append nobody answers."""
         assert self.fenced is not None
         while True:
             await asyncio.sleep(1.0)
-            if time.monotonic() - self.fenced.last_contact > 1.0 and not self._appending.locked():
-                async with self._appending:
-                    await steadily(self.place.reach, self.fenced.confirm)
+            if time.monotonic() - self.fenced.last_contact > 1.0:
+                await steadily(self.place.reach, self.fenced.confirm)
 
 
 def fatal(error: BaseException) -> FatalError | None:

@@ -39,6 +39,8 @@ INSTANCE_LABEL = "penstock.dev/immortal"
 KIND_LABEL = "penstock.dev/kind"
 KINDS = ("log", "checkpoints", "about")
 FRAGMENT = 64 << 20
+STORE = "file:///"
+"""Where fragments go unless something else is said."""
 OUTAGE = 60.0
 """Seconds for which an owner waits for a broker to come back."""
 _ROUNDS = 16
@@ -80,7 +82,7 @@ def check_name(instance: str) -> str:
     return instance
 
 
-def spec(instance: str, kind: str, *, replication: int = 1, store: str = "file:///") -> JournalSpec:
+def spec(instance: str, kind: str, *, replication: int = 1, store: str = STORE) -> JournalSpec:
     made = JournalSpec(
         name=journal_name(instance, kind),
         replication=replication,
@@ -95,10 +97,8 @@ def spec(instance: str, kind: str, *, replication: int = 1, store: str = "file:/
     return made
 
 
-async def ensure(
-    client: AsyncClient, instance: str, *, replication: int = 1, store: str = "file:///"
-) -> None:
-    """Make the journals of an instance unless they are there."""
+async def ensure(client: AsyncClient, instance: str, *, replication: int = 1, store: str = STORE) -> None:
+    """Make the journals of an instance unless they are there; those that are stay as they are."""
     check_name(instance)
     there = {
         found.spec.name: found.spec
@@ -208,12 +208,11 @@ class Fenced:
             return landed.begin, landed.end
 
     async def confirm(self) -> None:
-        """Make sure that nobody has claimed the journal since."""
-        try:
-            found = await self._client.append(self._own.journal, (), check=self._own.check, timeout=OUTAGE)
-        except RegisterMismatchError as error:
-            raise self._own.fenced(error.registers) from None
-        self._own.require_registers(found.registers)
+        """Make sure that nobody else has claimed the journal since; an append of ours may be under way meanwhile."""
+        found, _ = await registers(self._client, self._own.journal)
+        self._own.require_registers(found)
+        if owner_of(found) != self._own.owner:
+            raise self._own.fenced(found)
         self.last_contact = time.monotonic()
 
     async def _found_out(self, why: PenstockError, size: int) -> tuple[int, int] | None:

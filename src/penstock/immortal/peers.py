@@ -8,9 +8,9 @@ counts.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
+import time
 from collections.abc import Callable, Coroutine
 
 from penstock.base.errors import PenstockError
@@ -31,14 +31,15 @@ from penstock.immortal.streams import (
     read_line,
 )
 from penstock.immortal.wire.between import Commit, ReplayFrom
-from penstock.immortal.wire.messages import Message, MessageDecoder, MessageType, encode_message
+from penstock.immortal.wire.messages import CALLS, Message, MessageDecoder, MessageType, encode_message
+from penstock.immortal.wire.pings import arriving, is_ping
 from penstock.immortal.wire.rpc import batch_counts
 from penstock.immortal.wire.zigzag import CorruptWireError
 from penstock.journal.client import FencedError
 
 _log = logging.getLogger(__name__)
 _RETRY = 0.25
-_CALLS = (MessageType.RPC, MessageType.RPC_BATCH, MessageType.COUNT_REPLAYABLE_RPC_BATCH)
+_TAKEN = CALLS | {MessageType.RPC_BATCH, MessageType.COUNT_REPLAYABLE_RPC_BATCH}
 BEAT = 0.25
 NOT_PRIMARY = "this coordinator is not primary"
 _STALLED = 1 << 20
@@ -172,12 +173,13 @@ class Peers:
             for event in decoder.feed(data):
                 if mine.is_replaced:
                     return
-                if not isinstance(event, Message) or event.type not in _CALLS:
+                if not isinstance(event, Message) or event.type not in _TAKEN:
                     raise CorruptWireError("something else than calls on a stream of calls", position=0)
-                count, replayable, _ = batch_counts(event.type, event.data)
-                coordinator.state.accept(
-                    mine.source, encode_message(event.type, event.data), count, replayable
-                )
+                kind, data = event
+                if is_ping(kind):
+                    data = arriving(kind, data, time.time())
+                count, replayable, _ = batch_counts(kind, data)
+                coordinator.state.accept(mine.source, encode_message(kind, data), count, replayable)
                 coordinator.input.set()
             while coordinator.state.gathered_bytes > 2 * COMMIT_BUFFER and not mine.is_replaced:
                 coordinator.progress.clear()
@@ -312,10 +314,7 @@ class Peers:
                 waiting.cancel()
             await (hearing if hearing.done() else moving)
         finally:
-            for task in (hearing, moving):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, OSError, PenstockError):
-                    await task
+            await _ended(hearing, moving)
 
     async def _moved(self, name: str, epoch: int) -> None:
         """Return when another coordinator of the peer is primary."""
@@ -335,6 +334,16 @@ class Peers:
         if output.committed(commit.number, commit.replayable):
             self._coordinator.state.acknowledged(output)
             self._coordinator.progress.set()
+
+
+async def _ended(*tasks: asyncio.Future[None]) -> None:
+    """End them, whatever they end by. They are not awaited by name: that would take our own end for theirs."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()
 
 
 async def _replay_from(

@@ -6,7 +6,7 @@ innermost loop: each call of each binding passes through it once.
 
 from __future__ import annotations
 
-from penstock.immortal.wire.messages import MessageType
+from penstock.immortal.wire.messages import CALLS, MessageType
 from penstock.immortal.wire.rpc import RpcType, batch_counts
 from penstock.immortal.wire.zigzag import CorruptWireError, decode_int, encode_int
 
@@ -34,17 +34,25 @@ class Routed:
 
 
 def route(kind: int, data: bytes) -> dict[bytes, Routed]:
-    """The RPCs of a message of type 0 or 5 from a binding, by destination (UTF-8; empty for itself)."""
+    """The RPCs of a message of type 0 or 5, or a ping, from a binding, by destination (UTF-8; empty for itself)."""
     routed: dict[bytes, Routed] = {}
     try:
-        if kind == MessageType.RPC:
+        if kind in CALLS:
             _one(routed, data, 0, len(data))
+            if kind != MessageType.RPC:
+                [alone] = routed.values()
+                alone.pieces = [_as(kind, *alone.pieces)]
         else:
             count, _, at = batch_counts(kind, data)
             _many(routed, data, count, at)
     except IndexError:
         raise CorruptWireError("an RPC that breaks off", position=len(data)) from None
     return routed
+
+
+def _as(kind: int, message: bytes) -> bytes:
+    _, at = decode_int(message, 0)
+    return message[:at] + bytes((kind,)) + message[at + 1 :]
 
 
 def _many(routed: dict[bytes, Routed], data: bytes, count: int, at: int) -> None:

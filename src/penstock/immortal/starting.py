@@ -58,7 +58,8 @@ async def serve(options: Options, place: Place, tell: Tell, debug: Debug | None 
     """Run a coordinator until it fails, which is how each one ends."""
     await place.reach()
     if debug is None:
-        await journals.ensure(place.client, options.name)
+        name, replication, store = options.name, options.replication, options.store
+        await journals.ensure(place.client, name, replication=replication, store=store)
     elif options.name not in await journals.instances(place.client):
         raise FatalError(2, f"there is no instance {options.name} to re-run")
     receive, send = options.receive_port, options.send_port
@@ -270,7 +271,9 @@ class Life:
                         self._is_replayed = True
                         return
                 self._read_to = offset + len(chunk)
-                if decoder.position >= head:
+                if self._read_to >= head:
+                    if decoder.position < head:
+                        raise self._goes_on_beyond(decoder.position)
                     self._caught_up.set()
 
     async def _replayed_up_to_the_claim(self, replaying: asyncio.Task[None]) -> None:
@@ -280,11 +283,12 @@ class Life:
         while not replaying.done():
             await asyncio.wait((replaying,), timeout=0.2)
             if not self._is_replayed and self._read_to >= fenced.end:
-                raise CorruptLogError(
-                    "a record that goes on beyond the end of the log",
-                    where=self._log,
-                    position=self._coordinator.delivered_end,
-                )
+                raise self._goes_on_beyond(self._coordinator.delivered_end)
+
+    def _goes_on_beyond(self, position: int) -> CorruptLogError:
+        """Appends are whole records, so none is cut off where an append ends."""
+        what = "a record that goes on beyond the end of the log"
+        return CorruptLogError(what, where=self._log, position=position)
 
     async def _replayed(self, item: LogRecord | Marked) -> bool:
         """Whether this was our own claim, behind which is nothing of anybody else."""

@@ -22,7 +22,6 @@ from penstock.immortal.logformat import LogRecord, Met, Source, encode_log_recor
 from penstock.immortal.outputs import Output
 from penstock.immortal.routing import route
 from penstock.immortal.wire.between import ReplayFrom
-from penstock.immortal.wire.messages import MessageType, encode_message
 from penstock.immortal.wire.records import HEADER_BYTES
 from penstock.immortal.wire.zigzag import CorruptWireError
 
@@ -251,8 +250,3 @@ class State:
     @property
     def output_bytes(self) -> int:
         return sum(output.size for output in self.outputs.values())
-
-
-def initial_record(data: bytes) -> bytes:
-    """An InitialMessage as it is echoed."""
-    return encode_message(MessageType.INITIAL_MESSAGE, data)

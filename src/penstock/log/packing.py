@@ -30,7 +30,7 @@ class Packed:
     """Records of one namespace. `starts` are the places in `content` at which they begin."""
 
     ns: str
-    content: bytes
+    content: bytes | bytearray
     starts: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -74,8 +74,7 @@ def pack(
     header_length = np.where(headed, rec.HEADER.size + _lengths(key) + _lengths(rest), 0)
     length = header_length + text_length
     size = 8 + len(name) + length
-    if rows and size.max() > rec.MAX_SIZE:
-        raise _too_large(rec.RecordTooLargeError(ns, int(size.max())).message)
+    _refuse_large_records(ns, size)
     attributes = mode | _operations(ops) << rec.OP_SHIFT | headed * rec.WITH_HEADER
     parts = [
         _prefixes(name, size, ts, attributes, length),
@@ -89,6 +88,40 @@ def pack(
     content = joined.buffers()[2]
     starts = np.cumsum(size + rec.PREFIX.size) - size - rec.PREFIX.size
     return Packed(ns, content.to_pybytes() if content is not None else b"", starts)
+
+
+def pack_lines(
+    ns: str,
+    lines: bytes,
+    ends: Numbers,
+    *,
+    ts: int,
+    mode: Mode = Mode.COPY,
+    max_bytes: int = MAX_MESSAGE_BYTES,
+) -> Packed:
+    """Lay out lines, each a message that is inserted; the same as `pack` of their texts, in a fraction of the time.
+
+    `lines` is known to be UTF-8, and `ends` are the places of its newlines, of which one is at its end. What all
+    records have alike takes the place of the newline before them, for all at once; lengths are written in behind that.
+    """
+    import numpy as np
+
+    name = ns.encode()
+    alike = rec.PREFIX.pack(0, 0, ts, mode | Op.INSERT << rec.OP_SHIFT) + rec.LENGTH.pack(len(name)) + name
+    front = alike + bytes(rec.LENGTH.size)
+    length = np.diff(ends, prepend=-1) - 1
+    size = 8 + len(name) + length
+    _refuse_large(ns, length, max_bytes)
+    _refuse_large_records(ns, size)
+    text = bytearray(b"\n")
+    text += lines
+    del text[-1]
+    content = text.replace(b"\n", front)
+    starts = ends - length + np.arange(len(ends)) * (len(front) - 1)
+    u32 = np.ndarray((max(len(content) - 3, 0),), ">u4", content, strides=(1,))
+    u32[starts + _SIZE_AT] = size
+    u32[starts + len(alike)] = length
+    return Packed(ns, content, starts)
 
 
 def _prefixes(
@@ -119,10 +152,13 @@ def _headers(key: pa.Array, headed: npt.NDArray[np.bool_], length: Numbers) -> p
 
 
 def numbered(packed: Packed, first: int, max_bytes: int) -> bytearray:
-    """The bytes of these records with offsets from `first` on; refuses what would not read, or is too large."""
+    """The bytes of these records with offsets from `first` on; refuses what would not read, or is too large.
+
+    They are written into the content itself where that can be.
+    """
     import numpy as np
 
-    content = bytearray(packed.content)
+    content = packed.content if isinstance(packed.content, bytearray) else bytearray(packed.content)
     starts = packed.starts
     everywhere = np.frombuffer(content, np.uint8)
     u32 = np.ndarray((len(content) - 3,), ">u4", content, strides=(1,))
@@ -164,6 +200,11 @@ def _refuse_large(ns: str, length: Numbers, limit: int) -> None:
     if len(length) and length.max() > limit:
         largest = int(length[length > limit][0])
         raise _too_large(f"a message of namespace '{ns}' has {largest:,} bytes, the limit is {limit:,}")
+
+
+def _refuse_large_records(ns: str, size: Numbers) -> None:
+    if len(size) and size.max() > rec.MAX_SIZE:
+        raise _too_large(rec.RecordTooLargeError(ns, int(size.max())).message)
 
 
 def _too_large(what: str) -> MessageTooLargeError:

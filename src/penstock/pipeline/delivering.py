@@ -25,7 +25,7 @@ from penstock.log.deadletters import DeadLetter, DeadLetters, Death
 from penstock.log.offsets import OffsetLog
 from penstock.log.record import Record
 from penstock.log.schema import LatestSchemas
-from penstock.pipeline.atomic import atomic_nodes, decisions_of
+from penstock.pipeline.atomic import atomic_nodes, decisions_of, leave_group
 from penstock.pipeline.definition import Pipeline, SinkNode
 from penstock.pipeline.editing import Editor
 from penstock.pipeline.engine import at_hand
@@ -41,7 +41,7 @@ def step(editor: Editor, pipeline: Pipeline, sink: str, count: int, *, bury: boo
     With `bury`, a refused one goes to the dead letters, and the sink passes it. A message of sinks that commit together
     is told of for each of them.
     """
-    nodes = _party(pipeline, sink)
+    nodes = party(pipeline, sink)
     for node in nodes:
         chain_steps(node)
         editor.require_sink_still(pipeline.name, node.name)
@@ -80,7 +80,7 @@ def replay(editor: Editor, pipeline: Pipeline, letters: Sequence[DeadLetter]) ->
         chain_steps(node)
     found = deadletters.messages(editor.client, pipeline.name, [letter.number for letter in letters])
     dead = DeadLetters(editor.client, pipeline.name, editor.clock())
-    parties = [[node.name for node in _party(pipeline, name) if node.name in nodes] for name in nodes]
+    parties = [[node.name for node in party(pipeline, name) if node.name in nodes] for name in nodes]
     for names in dict.fromkeys(map(tuple, parties)):
         mine = [letter for letter in letters if letter.sink in names]
         with (
@@ -135,7 +135,7 @@ def chain_steps(node: SinkNode) -> list[Step]:
     return steps
 
 
-def _party(pipeline: Pipeline, sink: str) -> tuple[SinkNode, ...]:
+def party(pipeline: Pipeline, sink: str) -> tuple[SinkNode, ...]:
     """The sink, and those that commit together with it."""
     node = sink_node(pipeline, sink)
     together = atomic_nodes(pipeline)
@@ -178,6 +178,10 @@ def _by_hand(
     """The delivery to these sinks, whose offset logs it has from now on; to be entered to open their targets."""
     directory = editor.directory.directory
     inside = directory.scratch if directory is not None and directory.scratch.is_dir() else None
+    together = nodes[0] in atomic_nodes(pipeline)
+    if not together:
+        names = [node.name for node in nodes]
+        leave_group(editor.client, pipeline.name, names, editor.clock(), beside_a_run=True)
     held = {n.name: OffsetLog(editor.client, pipeline.name, n.name, editor.clock()) for n in nodes}
     keep = _bury(editor, pipeline.name, held) if bury else None
     log_id = editor.directory.log_id(pipeline.name)
@@ -191,7 +195,6 @@ def _by_hand(
                 )
                 for n in nodes
             ]
-            together = nodes[0] in atomic_nodes(pipeline)
             decisions = decisions_of(editor.client, pipeline.name, editor.clock()) if together else None
             yield VotedDelivery(voters, decisions, log_id, editor.clock, keep)
             return

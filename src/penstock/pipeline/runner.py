@@ -39,7 +39,7 @@ from penstock.log.keeping import keep
 from penstock.log.offsets import OffsetLog
 from penstock.log.schema import LatestSchemas
 from penstock.pipeline.account import account, functions_told, source_told
-from penstock.pipeline.atomic import atomic_nodes, decisions_of
+from penstock.pipeline.atomic import atomic_nodes, decisions_of, leave_group
 from penstock.pipeline.beating import beating
 from penstock.pipeline.burying import Burials
 from penstock.pipeline.clock import Clock, now_us
@@ -212,14 +212,15 @@ class _Run:
     def _supervised(self, burials: Burials, around: Surroundings) -> list[SupervisedSink]:
         """Each sink with a query of its own; those that commit together with one for all of them."""
         together = atomic_nodes(self._pipeline)
+        alone = [node for node in self._pipeline.sink_nodes if node not in together]
+        leave_group(self._place.client, self._pipeline.name, [node.name for node in alone], now_us())
         sinks = [
             SupervisedSink(
                 node,
                 runner_for(node, self._claim_of(node.name), partial(burials.bury, node.name), around),
                 around,
             )
-            for node in self._pipeline.sink_nodes
-            if node not in together
+            for node in alone
         ]
         if together:
             bury = lambda name: partial(burials.bury, name)  # noqa: E731

@@ -86,9 +86,13 @@ def abort(ballots: Sequence[Ballot]) -> None:
 
 
 def decision(before: Commit, end: int, members: Mapping[str, Commit]) -> Commit:
-    """The record by which a group stands at `end`, and each of its sinks where `members` says."""
+    """The record by which a group stands at `end`, and each of its sinks where `members` says.
+
+    What was decided for others holds on: a sink that is not there now may not have followed it yet.
+    """
     careful = before.careful if before.careful > end else 0
-    return msgspec.structs.replace(before, watermark=end, careful=careful, members=dict(members))
+    decided = {**(before.members or {}), **members}
+    return msgspec.structs.replace(before, watermark=end, careful=careful, members=decided)
 
 
 def follow(decisions: SinkOffsets, sink: str, offsets: OffsetLog) -> None:

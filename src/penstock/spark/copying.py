@@ -30,6 +30,7 @@ import msgspec
 
 from penstock.adaptors.away import os_error
 from penstock.adaptors.base import Copier, CopyTask
+from penstock.base.disk import Buffer
 from penstock.base.errors import AwayError, PenstockError, UsageError
 from penstock.base.secrets import mask
 from penstock.log.packing import Packed
@@ -191,7 +192,7 @@ def _failed(error: PenstockError) -> Told:
     return Told(kind.__name__, error.message, error.hint)
 
 
-def _pieces(packed: Packed) -> tuple[bytes, ...]:
+def _pieces(packed: Packed) -> tuple[Buffer, ...]:
     name, starts = packed.ns.encode(), packed.starts.tobytes()
     return _PART.pack(len(name), len(packed.content), len(starts)), name, packed.content, starts
 

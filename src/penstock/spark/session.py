@@ -40,6 +40,7 @@ from penstock.spark.home import make_home
 from penstock.spark.java import Java, cache_dir, find_java
 from penstock.spark.jvm import Jvm, JvmFailedError, environment, joined, launch
 from penstock.spark.settings import (
+    JAVA_VARIABLES,
     LOCAL,
     LOG_SETTINGS,
     Places,
@@ -103,8 +104,10 @@ def session(
     places = _prepare(scratch.resolve())
     java = find_java(fallback=places.temporary)
     chosen = spark_settings(app, url, driver_memory, places) | given
-    options = [joined(java_options(places, short_lived)), given.get("spark.driver.extraJavaOptions", "")]
-    chosen["spark.driver.extraJavaOptions"] = " ".join(options).strip()
+    added = given.get("spark.driver.extraJavaOptions", "")
+    others = " ".join([added, *(os.environ.get(name, "") for name in JAVA_VARIABLES)])
+    options = joined(java_options(places, short_lived, others))
+    chosen["spark.driver.extraJavaOptions"] = f"{options} {added}".strip()
     archive = _archive(java, chosen) if fast_start and local else None
     with environment(_variables(local, java, places)):
         _running = _launch(chosen, places, archive)

@@ -13,6 +13,11 @@ from penstock.base.errors import UsageError
 # A task is tried this often. `local[N]` alone would mean once: a dead Python worker would end the query.
 ATTEMPTS = 4
 
+JAVA_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
+"""Where a JVM that Spark's launcher starts finds options beside those of its command."""
+
+_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
+
 LOCAL = re.compile(r"local(?:\[(?P<cores>\d+|\*)(?:,\s*(?P<attempts>\d+))?\])?")
 
 # Settings that Penstock's own correctness rests on, and where to say instead what is wanted.
@@ -130,7 +135,8 @@ def spark_settings(app: str, master: str, driver_memory: str, places: Places) ->
     return chosen
 
 
-def java_options(places: Places, short_lived: bool) -> list[str]:
+def java_options(places: Places, short_lived: bool, given: str = "") -> list[str]:
+    """The JVM's own options; `given` are those that it gets from others."""
     options = [
         f"-Dlog4j2.configurationFile={places.log_settings.as_uri()}",
         f"-Dpenstock.spark.log={places.log}",
@@ -144,7 +150,13 @@ def java_options(places: Places, short_lived: bool) -> list[str]:
         "-Xlog:disable",
         "-Xlog:all=error:stderr",
     ]
-    return [*options, "-XX:TieredStopAtLevel=1"] if short_lived else options
+    if short_lived:
+        options.append("-XX:TieredStopAtLevel=1")
+        # A small heap with little in it: the threads of a collector that works beside the rest only take cores
+        # from it. Two collectors named make the JVM refuse to start.
+        if not _COLLECTOR.search(given):
+            options.append("-XX:+UseSerialGC")
+    return options
 
 
 def refuse_reserved(given: Mapping[str, str]) -> None:

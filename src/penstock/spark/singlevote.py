@@ -187,9 +187,8 @@ class VotedDelivery:
         }
         if self._decisions is not None:
             before = self._decisions.state.commit
-            members = {**(before.members or {}), **decided}
             told = {f"{name}/{ns}": at for name in decided for ns, at in namespaces.items()}
-            record = decision(before, before.watermark if end is None else end, members)
+            record = decision(before, before.watermark if end is None else end, decided)
             self._decisions.commit(record, told, self._clock())
         for voter in voters:
             voter.offsets.commit(decided[voter.name], namespaces, self._clock())

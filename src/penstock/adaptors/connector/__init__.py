@@ -49,6 +49,15 @@ class Connector(Adaptor):
     )
     tail: bool = setting("source: go on when all streams have ended", default=False)
     credits: int = setting("source: messages that a connector may send ahead", default=65536)
+    certificate: str = setting(
+        "source: TLS: a file with the certificate to show; connectors then come over TLS or not at all",
+        default="",
+    )
+    private_key: str = setting("source: TLS: a file with its key", default="")
+    ca: str = setting(
+        "source: TLS: a file with certificates; connectors then need one that one of them has signed",
+        default="",
+    )
     to: str = setting(
         "sink: its address, HOST:PORT; `sink=` says the same",
         default="",
@@ -66,7 +75,7 @@ class Connector(Adaptor):
         "sink: whether the sink can abort; False for one that always commits: at least once", default=True
     )
     check_offsets: bool = setting(
-        "sink: whether the offset in its answer to NOTIFY can be relied on", default=True
+        "sink: whether to rely on the offset that it vouches for in its answer to NOTIFY", default=True
     )
     envelope: bool = setting("sink: write op, ts and ns around the data of each line", default=False)
     frame_bytes: int = setting(
@@ -77,6 +86,14 @@ class Connector(Adaptor):
     timeout: float = setting("sink: seconds to wait for an answer", default=60.0, unit=Unit.SECONDS)
 
     def __post_init__(self) -> None:
+        if bool(self.certificate) != bool(self.private_key):
+            raise ValueError("settings 'certificate' and 'private_key': expected both or none")
+        if self.ca and not self.certificate:
+            raise ValueError("setting 'ca': expected 'certificate' and 'private_key' with it")
+        if self.to and self.certificate:
+            raise ValueError(
+                "setting 'certificate': expected 'listen' with it; connections to sinks have no TLS"
+            )
         if self.to:
             self.address  # noqa: B018 - checked when the pipeline is read
         if not 1 <= self.connections <= MOST_CONNECTIONS:

@@ -18,7 +18,7 @@ from penstock.connector.instances import Instance
 from penstock.connector.intake import Run
 from penstock.connector.records import Points
 from penstock.connector.serving import Peer
-from penstock.connector.settings import WorkerSettings
+from penstock.connector.settings import WorkerSettings, WorkerTls
 from penstock.connector.worker import Worker
 
 
@@ -130,8 +130,10 @@ class Inlet(InstanceLog):
 class InletWorker(Worker):
     """A worker whose only instance ends in an inlet."""
 
-    def __init__(self, settings: WorkerSettings, inlet: Inlet, instance: str) -> None:
-        super().__init__(settings, name="pipeline")
+    def __init__(
+        self, settings: WorkerSettings, inlet: Inlet, instance: str, tls: WorkerTls | None = None
+    ) -> None:
+        super().__init__(settings, name="pipeline", tls=tls)
         self._inlet = inlet
         self._instance = instance
 

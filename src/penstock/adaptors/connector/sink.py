@@ -6,7 +6,8 @@
 
 A lane is a worker name, `PIPELINE.SINK.NUMBER`: all messages of a key are in the same lane, in every batch. Only the
 runner decides. A task that finds its own transaction voted on, by an attempt before it, asks for the vote again; one
-that finds another's, or an offset that it does not expect, fails and leaves everything as it is.
+that finds another's, or an offset that it does not expect, fails and leaves everything as it is. A sink that does not
+vouch for the offset that it tells is believed nothing about it: its vote is what tells then that bytes are missing.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from penstock.adaptors.staging import Tally
 from penstock.base import faults
 from penstock.base.errors import AwayError, PenstockError, UsageError
 from penstock.connector.sinklink import SinkLink
-from penstock.connector.twopc import SinkError, Who, decided
+from penstock.connector.twopc import Listed, SinkError, Who, decided
 from penstock.log.offsets import Lane
 
 if TYPE_CHECKING:
@@ -189,14 +190,14 @@ class _Sending:
 
     def _connected(self) -> SinkLink:
         link = patiently(self._settings, self._worker, self._start)
-        listed, offset = link.listed.transactions, link.listed.offset
+        listed = link.listed.transactions
         self._again = listed == (self._transaction,)
         if listed and not self._again:
             link.close()
             raise PenstockError(f"worker {self._worker}: transaction {listed[0]} is open at the sink")
-        if not listed and self._settings.check_offsets and offset != self._start:
+        if not listed and is_strange(link.listed, self._start, self._settings):
             link.close()
-            raise PenstockError(strange_offset(self._worker, offset, self._start))
+            raise PenstockError(strange_offset(self._worker, link.listed.offset, self._start))
         return link
 
 
@@ -209,6 +210,10 @@ def _pieces(lines: memoryview, size: int) -> Iterator[memoryview]:
             end = whole.find(b"\n", at) + 1 or len(whole)
         yield memoryview(whole)[at:end]
         at = end
+
+
+def is_strange(listed: Listed, expected: int, settings: Connector) -> bool:
+    return settings.check_offsets and listed.vouched and listed.offset != expected
 
 
 def strange_offset(worker: str, offset: int, expected: int) -> str:
@@ -248,7 +253,7 @@ class ConnectorPublisher(Voting):
         committed = {lane.transaction} if lane is not None else set[str]()
         with closing(patiently(self._settings, worker, end)) as link:
             decisions = decided(link.listed.transactions, committed)
-            if not decisions and self._settings.check_offsets and link.listed.offset != end:
+            if not decisions and is_strange(link.listed, end, self._settings):
                 raise UsageError(
                     strange_offset(worker, link.listed.offset, end),
                     hint="give the pipeline or the sink another name, or bring the state back that belongs to it",

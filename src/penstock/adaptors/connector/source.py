@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import cast
 
 import msgspec
@@ -25,7 +26,7 @@ from penstock.base.errors import AwayError, UsageError
 from penstock.connector import frames as fr
 from penstock.connector.framing import Splitter
 from penstock.connector.records import Point, Points
-from penstock.connector.settings import WorkerSettings, instance_fault, split
+from penstock.connector.settings import WorkerSettings, WorkerTls, instance_fault, split
 from penstock.log.message import Message, Mode, Op, Position, Resume
 
 MOST_BYTES = 1024 * 1024
@@ -47,6 +48,7 @@ class ConnectorSource(Source):
         fault = instance_fault(settings.instance)
         if fault is not None:
             raise UsageError(fault)
+        self._tls = _tls(settings)
 
     def namespaces(self) -> Sequence[str]:
         """Nobody knows before the streams come."""
@@ -72,7 +74,7 @@ class ConnectorSource(Source):
         with self._lock:
             self._inlet, self._given = inlet, deque()
         settings = WorkerSettings(cookie=self._settings.cookie.encode(), credits=self._settings.credits)
-        worker = InletWorker(settings, inlet, self._settings.instance)
+        worker = InletWorker(settings, inlet, self._settings.instance, self._tls)
         loop = EventLoop("connectors")
         try:
             try:
@@ -94,6 +96,16 @@ class ConnectorSource(Source):
             finally:
                 inlet.shut()
                 loop.close()
+
+
+def _tls(settings: Connector) -> WorkerTls | None:
+    """What connectors are shown, and what is asked of them; files that do not serve are told before anything runs."""
+    if not settings.certificate:
+        return None
+    from penstock.journal.tls import ServerTls
+
+    files = Path(settings.certificate), Path(settings.private_key)
+    return WorkerTls(ServerTls(*files, Path(settings.ca) if settings.ca else None).ssl_context())
 
 
 class _State:

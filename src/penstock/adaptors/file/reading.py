@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -21,12 +21,16 @@ from penstock.adaptors.formats.contents import (
     mark_of_whole,
 )
 from penstock.adaptors.formats.csvwalk import CsvFormat, CsvWalk
+from penstock.adaptors.formats.lines import Lines
 from penstock.adaptors.formats.parquetwalk import ParquetWalk
 from penstock.adaptors.formats.walks import Last, LineWalk, Taken, Walk
 from penstock.base.errors import PenstockError
 from penstock.log.message import Mode, Position
-from penstock.log.packing import pack
+from penstock.log.packing import Packed, pack, pack_lines
 from penstock.log.schema import Schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 BadLines = Literal["stop", "skip", "dead-letter"]
 Form = Literal["jsonl", "csv", "parquet"]
@@ -143,6 +147,12 @@ class OpenFile:
             )
 
 
+def _packed(ns: str, texts: pa.Array | Lines, now: int, mode: Mode) -> Packed:
+    if isinstance(texts, Lines):
+        return pack_lines(ns, texts.text, texts.ends, ts=now, mode=mode)
+    return pack(ns, texts, ts=now, mode=mode)
+
+
 class Batches:
     """Makes batches of what was taken; tells schemas when they change, and does with bad lines what is set."""
 
@@ -154,7 +164,7 @@ class Batches:
 
     def of(self, ns: str, mode: Mode, file: OpenFile, taken: Taken, position: Position) -> Batch:
         now = time.time_ns() // 1000
-        packed = [pack(ns, taken.texts, ts=now, mode=mode)] if len(taken.texts) else []
+        packed = [_packed(ns, taken.texts, now, mode)] if len(taken.texts) else []
         schemas = {}
         schema = file.walk.schema
         if schema is not None and self._told.get(ns) != schema:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from penstock.adaptors.formats.contents import Content
-from penstock.adaptors.formats.lines import KEPT, BadLine, Scan, fault, no_documents, scan
+from penstock.adaptors.formats.lines import KEPT, BadLine, Lines, Scan, fault, no_documents, scan
 from penstock.log.message import MAX_MESSAGE_BYTES
 from penstock.log.schema import Schema
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Last = Literal["wait", "leave", "take"]
 """A last line without a newline: wait for the rest; take it unless it is bad, then leave it; take it, bad or not."""
 
-BLOCK = 1024 * 1024
-MOST_LINES = 10_000
+BLOCK = 4 << 20
+MOST_LINES = 50_000
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 class Taken:
     """Rows, as the text of their messages, and what could not be one. Lines (from 0) and bytes count from the front."""
 
-    texts: pa.Array
+    texts: pa.Array | Lines
     bad: Sequence[BadLine] = ()
 
 

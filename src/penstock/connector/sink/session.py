@@ -24,6 +24,7 @@ from typing import Final
 from penstock.connector import inner
 from penstock.connector.frames import (
     NOTHING_SEEN,
+    OFFSETS,
     SINK_VERSION,
     Ack,
     EosMessage,
@@ -114,7 +115,7 @@ class SinkSession:
         assert isinstance(hello, Hello)
         self.keeper = self._attach(_checked_name(hello.instance))
         self.state = State.GREETED
-        return encode(Ok(self._terms.credits))
+        return encode(Ok(self._terms.credits, hello.capabilities & {OFFSETS}))
 
     def _answered(self, frame: Frame) -> bytes:
         assert self.keeper is not None

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import msgspec
 
@@ -26,12 +26,14 @@ from penstock.immortal.binding.errors import DeterminismError, ProtocolError, Up
 from penstock.immortal.binding.handlers import Handlers
 from penstock.immortal.binding.journal import Recording
 from penstock.immortal.binding.methods import Call, Method, current
-from penstock.immortal.binding.scopes import DIRECT
+from penstock.immortal.binding.scopes import DIRECT, Direct, Saving
 from penstock.immortal.binding.services import Services
 from penstock.immortal.binding.snapshot import Origin, Outcome, Runtime
 from penstock.immortal.wire import MessageType, Record, ReplyKind, RpcType
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Phase(Enum):
@@ -122,7 +124,7 @@ class Machine(Handlers):
                 f"the checkpoint was written by {runtime.app}, this is {self.spec.app}",
                 hint="`penstock immortal upgrade` takes an instance from one class to another",
             )
-        self._as_handler(lambda: snapshot.read_state(blob, self.spec, self.instance))
+        self._in(DIRECT, lambda: snapshot.read_state(blob, self.spec, self.instance))
         self.runtime = runtime
         for saved in runtime.handlers:
             self.rebuild(saved, self._method(saved.method))
@@ -239,7 +241,8 @@ class Machine(Handlers):
     def _checkpoint(self) -> None:
         self._busy = "a checkpoint is taken"
         self.runtime.handlers = [activation.saved() for activation in self.open.values()]
-        file, length = snapshot.write(self.runtime, self.spec, self.instance)
+        saving = Saving(self.name, self.instance.__dict__["_values"])
+        file, length = self._in(saving, lambda: snapshot.write(self.runtime, self.spec, self.instance))
         self.runtime.handlers = []
         self._busy = ""
         self.out.append(Checkpoint(file, length))
@@ -258,7 +261,8 @@ class Machine(Handlers):
         for name in self.spec.fields.keys() & before.keys():
             values[name] = before[name]
         self.instance = new
-        self._as_handler(lambda: new.on_upgrade(old))
+        old.__dict__["_scope"] = DIRECT  # what is converted is given as it is
+        self._in(DIRECT, lambda: new.on_upgrade(old))
         self._fits()
         self.runtime.app = self.spec.app
         self.open.clear()
@@ -281,11 +285,12 @@ class Machine(Handlers):
                 hint="set the fields that changed in on_upgrade",
             ) from error
 
-    def _as_handler(self, function: Callable[[], object]) -> None:
+    def _in(self, scope: Direct | Saving, function: Callable[[], T]) -> T:
+        """Call what uses the instance's fields, with what it may do to them."""
         inside = self.instance.__dict__
-        inside["_scope"] = DIRECT
+        inside["_scope"] = scope
         try:
-            function()
+            return function()
         finally:
             inside["_scope"] = inside["_outside"]
 

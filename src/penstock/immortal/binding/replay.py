@@ -7,7 +7,6 @@ at the first input where they differ, with the words of both.
 from __future__ import annotations
 
 import dis
-import io
 import pdb
 import socket
 from collections.abc import Callable
@@ -110,9 +109,9 @@ class WhatIf:
         self.inputs = 0
 
     def load(self, blob: BinaryIO) -> None:
-        content = blob.read()
-        self.old.machine.load(io.BytesIO(content))
-        self.new.machine.load(io.BytesIO(content))
+        for one in (self.old, self.new):
+            blob.seek(0)
+            one.machine.load(blob)
 
     def receive(self, record: wire.Record) -> Difference | None:
         """Handle a record with both; the first difference, if there is one."""

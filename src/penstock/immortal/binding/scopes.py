@@ -1,4 +1,5 @@
-"""The other two scopes: a plain handler, which has the state itself, and everybody outside of handlers, who may look"""
+"""The other scopes: a plain handler, which has the state itself; everybody outside of handlers, who may look; and
+`save`, which sees what it has to write as it is."""
 
 from __future__ import annotations
 
@@ -56,3 +57,12 @@ class Outside:
             hint="outside of handlers, send an Impulse to a method marked @impulse; its handler may change state "
             "and call others",
         )
+
+
+class Saving(Outside):
+    """A checkpoint is taken: fields are given as they are, to be written down, and not to be changed."""
+
+    __slots__ = ()
+
+    def look(self, place: Place) -> object:
+        return self.raw(place)

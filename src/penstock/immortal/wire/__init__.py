@@ -4,6 +4,7 @@
     decoding      a stream that is cut anywhere, and the blobs of checkpoints in it
     messages      `size | type | data`, and the decoder of a bare stream of them (binding to coordinator)
     rpc           calls and answers, outgoing and incoming; batches, with and without a replayable count
+    pings         calls that coordinators write times into
     between       what coordinators tell each other about a stream: ReplayFrom, TrimTo, Commit
     records       24-byte headers with check bytes, and the decoder of a stream of them (coordinator to binding)
 

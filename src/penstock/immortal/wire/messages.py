@@ -45,7 +45,8 @@ class MessageType(IntEnum):
     BECOMING_PRIMARY = 15
 
 
-TYPES = frozenset(int(kind) for kind in MessageType)
+CALLS = frozenset({int(MessageType.RPC), int(MessageType.PING), int(MessageType.PING_RETURN)})
+"""Types whose data is one call or answer."""
 
 
 class Message(NamedTuple):

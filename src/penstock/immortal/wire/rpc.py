@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from penstock.base.disk import Buffer
-from penstock.immortal.wire.messages import MessageType, encode_message
+from penstock.immortal.wire.messages import CALLS, MessageType, encode_message
 from penstock.immortal.wire.zigzag import CorruptWireError, decode_int, decode_long, encode_int, encode_long
 
 
@@ -111,9 +111,9 @@ def batch_counts(kind: int, data: Buffer) -> tuple[int, int, int]:
     """How many RPCs a message of type 0, 5 or 13 holds, how many may be replayed, and where they begin in `data`.
 
     For type 0 and 5 the second is only known to be as large as the first: who sends them so knows that there is no
-    Impulse among several. A single message has to be looked at (`is_replayable`).
+    Impulse among several. A single message, which a ping is as well, has to be looked at (`is_replayable`).
     """
-    if kind == MessageType.RPC:
+    if kind in CALLS:
         return 1, int(is_replayable(data)), 0
     count, at = decode_int(data, 0)
     replayable = count
@@ -125,8 +125,8 @@ def batch_counts(kind: int, data: Buffer) -> tuple[int, int, int]:
 
 
 def rpcs_of(kind: int, data: Buffer) -> Iterator[bytes]:
-    """The data of each RPC of a message of type 0, 5 or 13."""
-    if kind == MessageType.RPC:
+    """The data of each RPC of a message of type 0, 5 or 13, or of a ping."""
+    if kind in CALLS:
         yield bytes(data)
         return
     count, _, at = batch_counts(kind, data)
@@ -134,7 +134,7 @@ def rpcs_of(kind: int, data: Buffer) -> Iterator[bytes]:
     for _ in range(count):
         size, start = decode_int(data, at)
         at = start + size
-        if size < 1 or at > end or data[start] != MessageType.RPC:
+        if size < 1 or at > end or data[start] not in CALLS:
             raise CorruptWireError(
                 f"a batch of {count} RPCs that breaks off or holds something else", position=start
             )

@@ -1,0 +1,174 @@
+"""The rules of a vote, what went wrong in the original, and crashes in a row, with a sink that is a real process.
+
+After every loss the committed output is exactly that of the committed transactions, and the same bytes go through once
+more. The crash table itself, row by row, is in `test_sink_crash.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import threading
+
+import pytest
+from tests.connector.sinking import (
+    FIRST,
+    PATIENCE,
+    SECOND,
+    SinkProcess,
+    Worker,
+    committed_first,
+    cut_off,
+    goes_on,
+)
+
+from penstock.base.errors import AwayError
+from penstock.connector.sinklink import SinkLink
+from penstock.connector.twopc import SinkError, Who, decided
+
+# The six vote rules: abort or commit, and where the connection is cut
+
+
+@pytest.mark.parametrize("rule", ["abort", "commit"])
+@pytest.mark.parametrize("close", ["not at all", "before the reply", "after the reply"])
+def test_the_six_vote_rules(sink: SinkProcess, worker: Worker, rule: str, close: str) -> None:
+    """Without a vote there is no commit; a vote that was heard counts, whatever becomes of the connection."""
+    at = {"before the reply": "sink reply:9", "after the reply": "sink replied:9"}.get(close, "")
+    committed_first(sink, worker, at)
+    ask = worker.send if rule == "commit" else worker.send_bad
+    link = worker.connect()
+    if close == "before the reply":
+        cut_off(lambda: ask(link, SECOND))
+        sink.died()
+        sink.start()
+        expected = FIRST
+    else:
+        transaction, vote = ask(link, SECOND)
+        assert vote is (rule == "commit")
+        if vote:
+            worker.record(transaction, len(FIRST + SECOND))
+        expected = FIRST + SECOND if vote else FIRST
+        if close == "after the reply":
+            sink.died()
+            sink.start()
+        else:
+            link.tell([(transaction, vote)])
+    link.close()
+    goes_on(sink, worker, expected)
+
+
+# What went wrong in the original
+
+
+def test_a_worker_that_starts_before_the_sink_listens_waits_for_it(sink: SinkProcess, worker: Worker) -> None:
+    with pytest.raises(AwayError, match="does not answer"):
+        SinkLink(sink.address, Who("w"), 0, 5.0)
+    later = threading.Timer(0.2, sink.start)
+    later.start()
+    with worker.connect() as link:
+        transaction, _ = worker.send(link, FIRST)
+        worker.record(transaction, len(FIRST))
+        link.tell([(transaction, True)])
+    later.join()
+    goes_on(sink, worker, FIRST)
+
+
+def test_after_a_restart_of_the_sink_data_does_not_begin_at_0_again(
+    sink: SinkProcess, worker: Worker
+) -> None:
+    committed_first(sink, worker)
+    sink.kill()
+    sink.start()
+    with worker.connect() as link:
+        assert link.listed.offset == link.machine.offset == len(FIRST)
+    with SinkLink(sink.address, Who("w"), 0, PATIENCE) as link:
+        link.write(FIRST)
+        with pytest.raises(SinkError, match="message id 0 was seen before"):
+            link.vote("again")
+    goes_on(sink, worker, FIRST)
+
+
+def test_two_who_decide_about_one_transaction_cannot_differ(sink: SinkProcess, worker: Worker) -> None:
+    """Both go by the record: the one that comes second finds nothing to decide, and a stale decision is nobody's."""
+    committed_first(sink, worker)
+    with worker.connect() as link:
+        transaction, _ = worker.send(link, SECOND)
+    worker.record(transaction, len(FIRST + SECOND))
+    for _ in range(2):
+        with SinkLink(sink.address, Who("w"), 0, PATIENCE) as link:
+            link.tell(decided(link.listed.transactions, worker.committed))
+    with SinkLink(sink.address, Who("w"), 0, PATIENCE) as link:
+        link.tell([(transaction, False)])  # of one who knows nothing, much too late
+    goes_on(sink, worker, FIRST + SECOND)
+
+
+# Loops
+
+
+def crash_loop(sink: SinkProcess, seed: int, rounds: int) -> None:
+    """The sink dies at random steps and moments, the worker at random, too; the output is always a prefix."""
+    dice = random.Random(seed)
+    lines = [b"line %d of the stream\n" % number for number in range(rounds * 40)]
+    stream = b"".join(lines)
+    worker = Worker(sink)
+    steps = [
+        "sink data",
+        "sink phase1",
+        "sink reply",
+        "sink replied",
+        "sink phase2",
+        "sink decide",
+        "sink decided",
+    ]
+    hit: set[str] = set()
+    for number in range(rounds):
+        aim = steps[number % len(steps)] if number < 2 * len(steps) else ""
+        sink.start(f"{aim}:{dice.randint(1, 12)}" if aim else "")
+        assert sink.process is not None
+        timer = threading.Timer(dice.uniform(0.02, 0.5), sink.process.send_signal, [signal.SIGKILL])
+        if not aim:
+            timer.start()
+        target = len(stream) * (number + 1) // rounds
+        while worker.end < target and sink.process.poll() is None:
+            with contextlib.suppress(AwayError, SinkError):
+                one_round(sink, worker, stream, dice)
+        assert stream.startswith(sink.committed("w"))
+        timer.cancel()
+        trace = sink.trace.read_text() if sink.trace.exists() else ""
+        hit |= {line[1:].rpartition(" ")[0] for line in trace.splitlines() if line.startswith("!")}
+        sink.kill()
+    sink.start()
+    while worker.end < len(stream):
+        one_round(sink, worker, stream, dice)
+    worker.connect().close()
+    assert sink.committed("w") == sink.held("w") == stream
+    assert hit, "no kill met a step"
+
+
+def one_round(sink: SinkProcess, worker: Worker, stream: bytes, dice: random.Random) -> None:
+    """Settle, send some, vote, decide; the worker may die in between."""
+    with SinkLink(sink.address, Who(worker.name), worker.end, PATIENCE) as link:
+        link.tell(decided(link.listed.transactions, worker.committed))
+        size = dice.randint(1, 400)
+        for at in range(worker.end, min(worker.end + size, len(stream)), 37):
+            link.write(stream[at : min(at + 37, worker.end + size, len(stream))])
+        if dice.random() < 0.1:
+            return
+        end = link.machine.offset
+        transaction = worker.transaction()
+        if not link.vote(transaction) or dice.random() < 0.1:
+            return
+        worker.record(transaction, end)
+        if dice.random() < 0.9:
+            link.tell([(transaction, True)])
+
+
+def test_a_few_crashes_in_a_row(sink: SinkProcess) -> None:
+    crash_loop(sink, seed=8, rounds=7)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_many_crashes_in_a_row(sink: SinkProcess, seed: int) -> None:
+    crash_loop(sink, seed, rounds=30)
