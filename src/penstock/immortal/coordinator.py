@@ -16,6 +16,7 @@ stops there until the binding has answered, while input goes on into the log. Ho
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -42,6 +43,7 @@ from penstock.journal.client import BrokerGoneError, FencedError, JournalError, 
 
 _log = logging.getLogger(__name__)
 QUEUE_BYTES = 32 << 20
+_LOOK_AGAIN = 0.1
 SENT = CALLS | {int(MessageType.RPC_BATCH)}
 """What a binding sends to others and to itself."""
 
@@ -196,12 +198,16 @@ class Coordinator:
         """What nobody takes holds the binding back, except where it would wait for itself."""
         while self.is_primary and self._asked is None and not self._has_room:
             self.progress.clear()
-            await self.progress.wait()
+            with contextlib.suppress(TimeoutError):  # that the binding has stopped to read is told by nobody
+                await asyncio.wait_for(self.progress.wait(), _LOOK_AGAIN)
 
     @property
     def _has_room(self) -> bool:
-        gathered = self.state.gathered_bytes
-        return gathered < 2 * COMMIT_BUFFER and self.state.output_bytes - gathered < self.options.output_limit
+        """Of input not more than the log takes; but a binding that does not read may be waiting to be read from."""
+        gathered, sent = self.state.gathered_bytes, self.state.output_bytes
+        if self.binding.is_behind:
+            return sent < self.options.output_limit
+        return gathered < 2 * COMMIT_BUFFER and sent - gathered < self.options.output_limit
 
     # Checkpoints.
 

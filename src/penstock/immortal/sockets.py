@@ -89,6 +89,11 @@ class Binding:
         async for piece in blob:
             await self._write([piece])
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the binding has not read what was written to it."""
+        return self._writer.transport.get_write_buffer_size() > 0
+
     async def _write(self, pieces: Sequence[Buffer]) -> None:
         try:
             self._writer.writelines(pieces)
