@@ -120,7 +120,7 @@ class Coordinator:
         self.client = place.client
         self.binding = binding
         self.owner = owner
-        self.folder = None if options.folder is None else Folder(place.client, options.name, options.folder)
+        self.folder = None if options.folder is None else Folder(place, options.name, options.folder)
         self.state = State(options.name, 0, "")
         self.fenced: Fenced | None = None
         self.version = options.version

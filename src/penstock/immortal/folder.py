@@ -21,7 +21,8 @@ from penstock.base.disk import Disk
 from penstock.base.errors import PenstockError
 from penstock.immortal import about
 from penstock.immortal.checkpoints import Catalogue
-from penstock.journal.client import AsyncClient
+from penstock.immortal.journals import steadily
+from penstock.immortal.place import Place
 
 _log = logging.getLogger(__name__)
 _OURS = re.compile(r"server(log|chkpt)\d+")
@@ -30,8 +31,8 @@ _OURS = re.compile(r"server(log|chkpt)\d+")
 class Folder:
     """Of one instance, for all of its versions."""
 
-    def __init__(self, client: AsyncClient, instance: str, logs: Path, disk: Disk | None = None) -> None:
-        self._client = client
+    def __init__(self, place: Place, instance: str, logs: Path, disk: Disk | None = None) -> None:
+        self._place = place
         self._instance = instance
         self._logs = logs
         self._disk = disk or Disk()
@@ -42,8 +43,12 @@ class Folder:
     async def was_deleted(self, version: int) -> bool:
         """Whether somebody wants the instance to begin anew."""
         path = self.path(version)
-        shown = (await about.read(self._client, self._instance)).shown
-        return shown is not None and shown.path == str(path) and not path.exists()
+        return await self._shown() == str(path) and not path.exists()
+
+    async def _shown(self) -> str:
+        client, instance = self._place.client, self._instance
+        known = await steadily(self._place.reach, lambda: about.read(client, instance))
+        return known.shown.path if known.shown is not None else ""
 
     async def show(self, there: Catalogue) -> None:
         """Have a file for each checkpoint, and none for those that are gone."""
@@ -53,9 +58,9 @@ class Folder:
         except OSError as error:
             raise PenstockError(f"the folder of {self._instance} cannot be made: {error}") from None
         path = str(self.path(there.last.version))
-        shown = (await about.read(self._client, self._instance)).shown
-        if shown is None or shown.path != path:
-            await about.say(self._client, self._instance, about.Shown(path, time.time()))
+        if await self._shown() != path:
+            client, said = self._place.client, about.Shown(path, time.time())
+            await steadily(self._place.reach, lambda: about.say(client, self._instance, said))
 
     def _show(self, there: Catalogue) -> None:
         wanted: dict[Path, set[str]] = {}
