@@ -14,6 +14,7 @@ from tests.connector.rig import COOKIE, Numbers, Rig, eventually, ids_of, rigged
 
 from penstock.base.errors import UsageError
 from penstock.connector import frames as fr
+from penstock.connector.framing import Splitter
 from penstock.connector.settings import split
 from penstock.connector.source import (
     CannotSeekError,
@@ -154,6 +155,51 @@ def test_a_message_too_large_for_a_frame_is_named(tmp_path: Path) -> None:
         running = Connector([worker.me.address], "i", [big], cookie=COOKIE, max_frame=1000)
         with pytest.raises(SourceFailedError, match="message 1 is too large"):
             await running.serve()
+
+    rigged(tmp_path / "d", test)
+
+
+@pytest.mark.parametrize("said", [frozenset[str](), frozenset({"frame=x", "frame=99999999999", "other"})])
+def test_a_worker_that_does_not_say_how_much_it_takes_is_sent_short_frames_only(said: frozenset[str]) -> None:
+    """Workers of others close the connection without a word at a longer one, again and again."""
+    took: list[int] = []
+
+    async def foreign(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        splitter = Splitter()
+        while data := await reader.read(1 << 16):
+            for payload in splitter.feed(data):
+                match fr.frame_of(payload):
+                    case fr.Hello():
+                        writer.write(fr.encode(fr.Ok(500, said)))
+                    case fr.Notify(stream=stream):
+                        writer.write(fr.encode(fr.NotifyAck(True, stream, fr.NOTHING_SEEN)))
+                    case fr.Message():
+                        took.append(len(payload))
+                    case fr.EosMessage(stream=stream):
+                        writer.write(fr.encode(fr.Ack(0, ((stream, 1),))))
+        writer.close()
+
+    async def test() -> None:
+        async with await asyncio.start_server(foreign, "127.0.0.1", 0) as server:
+            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            fits = IteratorStream("fits", lambda point: [Record(1, bytes(16_384 - 27))])
+            await Connector([address], "i", [fits]).serve()
+            more = IteratorStream("more", lambda point: [Record(1, bytes(16_384 - 26))])
+            with pytest.raises(SourceFailedError, match="16,384 bytes, which is what the worker at"):
+                await Connector([address], "i", [more]).serve()
+
+    asyncio.run(test())
+    assert took == [16_384]
+
+
+def test_a_worker_is_sent_what_it_says_that_it_takes(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker(max_frame=40_000)
+        fits = IteratorStream("fits", lambda point: [Record(1, bytes(40_000 - 27))])
+        await Connector([worker.me.address], "i", [fits], cookie=COOKIE).serve()
+        more = IteratorStream("more", lambda point: [Record(1, bytes(40_000 - 26))])
+        with pytest.raises(SourceFailedError, match="40,000 bytes, which is what the worker at"):
+            await Connector([worker.me.address], "i", [more], cookie=COOKIE).serve()
 
     rigged(tmp_path / "d", test)
 

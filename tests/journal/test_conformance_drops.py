@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib
+import logging
 import socket
 from pathlib import Path
 
@@ -21,12 +23,14 @@ from penstock.journal.protocol import (
     ReplicateRequest,
     Status,
 )
+from penstock.journal.server import GRPC_LOG
 
 from .brokers import Gate, HookedDisk, in_loop, open_files, until
 from .foreign import JOURNAL, dialed, journal, leaves_nothing, opened, served
 from .foreign_rules import sum_of
 from .test_fuzz import SOUND, is_well
 
+_HUNG_UP = importlib.import_module("grpc._cython.cygrpc").ExecuteBatchError
 GARBAGE = [
     b"",
     b"\x00",
@@ -78,6 +82,23 @@ def test_a_read_dropped_after_any_message_leaves_nothing(tmp_path: Path, take: i
             await is_well(foreign, running)
 
     in_loop(test)
+
+
+def test_who_hangs_up_while_something_is_sent_to_it_is_no_error_of_ours(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with opened(tmp_path, journal(SOUND)) as (foreign, running):
+            await is_well(foreign, running)
+            for error in (_HUNG_UP("Failed to send"), KeyError("a fault of ours")):
+                try:
+                    raise error
+                except Exception:
+                    logging.getLogger(GRPC_LOG).exception("raised by a method")
+
+    in_loop(test)
+    told = [record.exc_info for record in caplog.records if record.name == GRPC_LOG]
+    assert [info[0] for info in told if info] == [KeyError]
 
 
 @pytest.mark.parametrize("kind", ["cancel", "connection"])

@@ -6,6 +6,7 @@ import errno
 import json
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -27,6 +28,7 @@ from penstock.journal.embedded import EmbeddedBroker
 from penstock.log import offsets
 from penstock.log.commitlog import CommitLog
 from penstock.log.compaction import compact
+from penstock.log.control import Control
 from penstock.log.message import Message, MessageOffset
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.transaction import Transaction as InFlight
@@ -35,6 +37,7 @@ from penstock.pipeline.delivering import step
 from penstock.pipeline.editing import open_editor
 from penstock.pipeline.progress import Progress, Summary
 from penstock.pipeline.runner import run
+from penstock.spark.reach import Reach
 from penstock.spark.tasks import lane_of
 from penstock.spark.voting import VotingRunner
 
@@ -73,8 +76,14 @@ class Rig:
         self.ports[name] = server.address[1]
         return f"127.0.0.1:{server.address[1]}"
 
-    def run(self, pipeline: Pipeline, report: Callable[[Progress], None] = lambda progress: None) -> Summary:
-        return run(pipeline, data_dir=self.path / "data", once=True, spark=self.spark, report=report)
+    def run(
+        self,
+        pipeline: Pipeline,
+        report: Callable[[Progress], None] = lambda progress: None,
+        broker: Reach | None = None,
+    ) -> Summary:
+        data = self.path / "data"
+        return run(pipeline, data_dir=data, once=True, spark=self.spark, report=report, broker=broker)
 
     def documents(self, name: str, worker: str) -> list[dict[str, object]]:
         path = file_of(self.path / name, worker)
@@ -379,6 +388,46 @@ def test_a_sink_that_is_away_is_waited_for(rig: Rig, tmp_path: Path) -> None:
     assert rig.run(made, report).exit_code == 0
     assert "away" in states
     assert seqs(rig.documents("out", "p.out.0")) == list(range(100))
+
+
+def test_behind_a_broker_a_transaction_that_lasts_is_told_with_its_votes(rig: Rig) -> None:
+    """Whoever cannot see the run's file hears of it through the control journal."""
+    heard: dict[str, InFlight] = {}
+
+    def until(state: str) -> None:
+        """The target takes its time with the first one: until the control journal has it in this state."""
+        if state in heard:
+            return
+        with Client(broker.address) as client:
+            for _ in range(600):
+                run = Control(client, "p").state().run
+                found = run.in_flight.get("out") if run is not None else None
+                if found is not None and found.state == state:
+                    heard[state] = found
+                    return
+                time.sleep(0.1)
+
+    class Slow(FileStorage):
+        def prepare(self, transaction: Transaction) -> None:
+            until("staging")
+            super().prepare(transaction)
+
+        def commit(self, transaction: Transaction) -> None:
+            until("telling")
+
+    made = Pipeline("p", batch_messages=10)
+    made.source("numbers", numbers(20)).save("out", to(rig.sink("out", Slow)))
+    with EmbeddedBroker(rig.path / "elsewhere") as broker:
+        summary = rig.run(made, broker=Reach(broker.address))
+        with Client(broker.address) as client:
+            run = Control(client, "p").state().run
+    assert (summary.exit_code, summary.sinks[0].delivered) == (0, 20)
+    assert [(one.begin, one.end, one.votes) for one in heard.values()] == [
+        (0, 10, {}),
+        (0, 10, {"p.out.0": True}),
+    ]
+    assert run is not None
+    assert run.in_flight == {}, "it is over"
 
 
 def test_plan_asks_the_sink_and_leaves_nothing_there(rig: Rig) -> None:

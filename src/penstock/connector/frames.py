@@ -44,7 +44,10 @@ NOTHING_SEEN: Final = 2**64 - 1
 MAX_FRAME: Final = 16 << 20
 """Of the length field, inbound, unless told otherwise."""
 CAUTIOUS_FRAME: Final = 16384
-"""What every known peer takes; more is sent only to peers that are known to take it."""
+"""What every worker takes. One that does not take more closes the connection without a word, so more is sent only to
+workers that say how much they take."""
+FRAME: Final = "frame="
+"""The capability of a worker that takes frames up to the length behind it: named in OK to connectors that name any."""
 
 MIGRATE: Final = "migrate"
 """The capability of a connector that understands MIGRATE."""
@@ -341,6 +344,17 @@ def _hello_bytes(frame: Hello) -> bytes:
     fields += short(frame.program.encode(), "the program's name")
     fields += short(frame.instance.encode(), "the instance's name")
     return fields + _capability_bytes(frame.capabilities)
+
+
+def takes(limit: int) -> frozenset[str]:
+    """What a worker that takes frames up to `limit` says of itself."""
+    return frozenset({f"{FRAME}{limit}"})
+
+
+def longest_frame(capabilities: frozenset[str]) -> int:
+    """How long a frame may be for a worker that says this of itself."""
+    said = [token.removeprefix(FRAME) for token in capabilities if token.startswith(FRAME)]
+    return max((int(text) for text in said if text.isdecimal() and len(text) < 11), default=CAUTIOUS_FRAME)
 
 
 def _capability_bytes(capabilities: frozenset[str]) -> bytes:

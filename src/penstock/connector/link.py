@@ -56,10 +56,12 @@ class MovedError(PenstockError):
 
 
 class TooLargeError(PenstockError):
-    """A record that fits no frame."""
+    """A record that fits no frame that the worker takes."""
 
-    def __init__(self, number: int, limit: int) -> None:
-        super().__init__(f"message {number} is too large for a frame of {limit:,} bytes")
+    def __init__(self, number: int, limit: int, address: str) -> None:
+        super().__init__(
+            f"message {number} is too large for a frame of {limit:,} bytes, which is what the worker at {address} takes"
+        )
 
 
 _FINAL: Final = (
@@ -93,6 +95,7 @@ class Link:
     def __init__(self, address: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.address = address
         self.session = Session()
+        self.longest_frame = fr.CAUTIOUS_FRAME
         self._reader = reader
         self._writer = writer
         self._splitter = Splitter()
@@ -102,7 +105,8 @@ class Link:
         await self.send(hello)
         async for frame in self.frames():
             match frame:
-                case fr.Ok():
+                case fr.Ok(capabilities=capabilities):
+                    self.longest_frame = fr.longest_frame(capabilities)
                     return
                 case fr.Error(reason=reason):
                     raise WorkerRefusedError(
@@ -148,7 +152,7 @@ class Link:
 
         Raises `TooLargeError` for what no frame holds. Every record of a source passes here, so this is kept tight.
         """
-        session = self.session
+        session, limit = self.session, min(limit, self.longest_frame)
         session.credits.spend(len(records))
         parts: list[bytes] = []
         add, room, most = parts.append, _ONE_WRITE, limit - _REST
@@ -157,12 +161,12 @@ class Link:
             if key:
                 length = len(key)
                 if size + length > most or length > fr.SHORT_LIMIT:
-                    raise TooLargeError(number, limit)
+                    raise TooLargeError(number, limit, self.address)
                 add(_HEAD(_REST + length + size, 5, stream, number, time, length))
                 add(key)
             else:
                 if size > most:
-                    raise TooLargeError(number, limit)
+                    raise TooLargeError(number, limit, self.address)
                 add(_HEAD(_REST + size, 5, stream, number, time, 0))
             add(body)
             room -= size

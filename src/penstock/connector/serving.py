@@ -164,7 +164,8 @@ class Peer(asyncio.Protocol):
             self.send_away(joined)
             return
         self.instance = joined
-        self._send(fr.Ok(self.settings.credits))
+        told = fr.takes(self.settings.max_frame) if hello.capabilities else frozenset[str]()
+        self._send(fr.Ok(self.settings.credits, told))
         self._resume()
         # What came behind the HELLO is read once this task is over.
         asyncio.get_running_loop().call_soon(self._process)

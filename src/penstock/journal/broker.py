@@ -17,7 +17,7 @@ from penstock.journal import batches, chunks, listing, maintenance, read, replic
 from penstock.journal.append import AppendMachine
 from penstock.journal.appending import StoppedServingError
 from penstock.journal.chunks import Content
-from penstock.journal.claims import Claims
+from penstock.journal.claims import EVERYTHING, Claims
 from penstock.journal.health import probe_delete
 from penstock.journal.hosting import (
     EMBEDDED,
@@ -135,6 +135,13 @@ class Broker(Hosting):
 
     async def append_whole(self, request: AppendRequest, claims: Claims) -> AppendResponse:
         return await batches.append_whole(request, self._appending, claims)
+
+    async def append_near(self, first: AppendRequest, content: bytes) -> AppendResponse:
+        """An append of this very process (`near.py`): whole, whatever its size, and nobody asks for its sum."""
+        validation.validate_append_request(first)
+        return await batches.answered(
+            AppendMachine(first, (content,), self._appending, EVERYTHING, summed=False)
+        )
 
     def appends(
         self, requests: AsyncIterator[AppendBatch], claims: Claims

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+GRPC_LOG = "grpc._cython.cygrpc"
 MAX_RECEIVE = 4 << 20
 EMBEDDED_GRACE = 2.0
 SERVING_GRACE = 15.0
@@ -210,7 +211,20 @@ async def _serve_member(
         await server.stop(options.grace)
 
 
+class HungUp(logging.Filter):
+    """Keeps out of the log that a peer hung up while something was on its way to it. gRPC reports it, with a trace, as
+    an error of the method; clients that cancel their reads do it all the time."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.exc_info[0] if record.exc_info else None
+        return kind is None or kind.__name__ != "ExecuteBatchError"
+
+
+_HUNG_UP = HungUp()
+
+
 def _server(max_receive: int) -> grpc.aio.Server:
+    logging.getLogger(GRPC_LOG).addFilter(_HUNG_UP)
     options = (
         ("grpc.max_receive_message_length", max_receive),
         ("grpc.so_reuseport", 0),

@@ -280,7 +280,7 @@ def _metadata(context: Context, wanted: str) -> str | None:
     return None
 
 
-def _leaves_doubt(error: BaseException) -> bool:
+def leaves_doubt(error: BaseException) -> bool:
     """Whether what was asked for may have been done, and may be asked for again."""
     if isinstance(error, PassedOnError):
         return error.code is grpc.StatusCode.UNAVAILABLE
@@ -292,7 +292,7 @@ async def _refuse(error: BaseException, context: Context) -> None:
         code = grpc.StatusCode.UNAUTHENTICATED
     elif isinstance(error, TimeoutError):
         code = grpc.StatusCode.DEADLINE_EXCEEDED
-    elif _leaves_doubt(error):
+    elif leaves_doubt(error):
         code = grpc.StatusCode.UNAVAILABLE
     else:
         code = grpc.StatusCode.UNKNOWN

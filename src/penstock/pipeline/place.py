@@ -37,7 +37,7 @@ class Place:
 def open_place(data_dir: Path, broker: Reach | None) -> Iterator[Place]:
     """Own `data_dir`; be its broker unless another `broker` is named."""
     if broker is None:
-        with EmbeddedBroker(data_dir) as embedded, Client(embedded.address) as client:
+        with EmbeddedBroker(data_dir) as embedded, embedded.client() as client:
             yield Place(embedded.directory, client, Reach(embedded.address), remote=False)
         return
     directory, disk = DataDir(data_dir), Disk()

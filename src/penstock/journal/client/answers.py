@@ -38,7 +38,7 @@ _OK = Status.OK  # looking it up costs more than comparing, and every answer is 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Where an append landed, the registers after it, and the SHA1 of its content."""
+    """Where an append landed, the registers after it, and the SHA1 of its content; zeros if nobody asked for that."""
 
     begin: int
     end: int

@@ -53,6 +53,9 @@ Spans: TypeAlias = list[Span]
 Journals: TypeAlias = list[ListResponse.Journal]
 
 
+Near: TypeAlias = Callable[[AppendRequest, Sequence[memoryview], float], AppendResponse]
+"""How a broker in this very process takes an append: its parameters, its content, and the time it may take."""
+
 A = TypeVar("A")
 
 
@@ -66,8 +69,12 @@ class Client:
     Forms of address: `penstock.journal.client.connection`.
     """
 
-    def __init__(self, address: str, *, tls: Tls | None = None, tokens: Tokens | None = None) -> None:
+    def __init__(
+        self, address: str, *, tls: Tls | None = None, tokens: Tokens | None = None, near: Near | None = None
+    ) -> None:
+        """`near` makes the appends, if the broker is in this process (`penstock.journal.near`)."""
         self.address = address
+        self._near = near
         self.tls = tls
         self.tokens: Tokens = tokens or NoTokens()
         self._homes = Homes(address, tls)
@@ -104,7 +111,12 @@ class Client:
         """
         first = requests.append(journal, check, union, subtract, offset, suspend)
         pieces = requests.pieces_of(content)
-        response = self._homes.asked(lambda calls: self._append(calls, first, pieces, timeout), changes=True)
+        if self._near is not None:
+            response = self._near(first, pieces, timeout)
+        else:
+            response = self._homes.asked(
+                lambda calls: self._append(calls, first, pieces, timeout), changes=True
+            )
         return answers.appended(journal, response, sum(map(len, pieces)))
 
     def _append(
