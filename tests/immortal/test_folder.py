@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 from tests.immortal.test_startups import broker, has_checkpoints, instance, scenario
 
 from penstock.immortal import checkpoints
+from penstock.immortal.checkpoints import Catalogue, Entry
 from penstock.immortal.coordinator import Options
+from penstock.immortal.folder import Folder
 from penstock.immortal.place import Place
+from penstock.testing.powerloss import BrokenPromiseError, Mark, RecordingDisk, check, sync_sites
 
 __all__ = ["broker"]
 
@@ -58,3 +64,21 @@ def test_replicas_and_those_who_say_so_recover_without_a_folder(broker: str, tmp
                 await two.until(lambda: "checkpoint" in two.lb.seen)
 
     scenario(broker, test, "careful")
+
+
+def test_a_folder_that_was_shown_survives_power_loss() -> None:
+    """Without it the instance would begin anew."""
+    there = Catalogue([Entry(1, 0, 0, 0, 0, 0, 0, 0.0, "")])
+
+    def record(disk: RecordingDisk, root: Path) -> None:
+        nobody: Any = None
+        Folder(nobody, "a", root / "logs", disk)._show(there)
+        disk.mark("shown")
+
+    def verify(root: Path, marks: Sequence[Mark]) -> None:
+        assert not marks or (root / "logs" / "a_0").is_dir()
+
+    checked = check(record, verify, seed=1, untracked=["*/server*"])
+    [site] = [site for site in sync_sites(checked.log) if "Folder._show" in site.label]
+    with pytest.raises(BrokenPromiseError):
+        check(record, verify, seed=1, untracked=["*/server*"], drop_sync=site)
