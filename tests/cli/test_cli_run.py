@@ -106,6 +106,21 @@ def test_once_and_follow_exclude_each_other(invoke: Invoke, runner: FakeRunner, 
     assert runner.calls == []
 
 
+def test_a_cookie_is_for_the_console(invoke: Invoke, runner: FakeRunner, shop_file: Path) -> None:
+    shop_file.with_name("cookie").write_text("secret")
+    result = invoke("run", "shop.py", "--cookie-file", "cookie")
+    assert (result.exit_code, "give --console as well" in result.stderr) == (2, True)
+    assert runner.calls == []
+
+
+def test_the_console_of_a_run_is_for_those_on_the_machine(
+    invoke: Invoke, runner: FakeRunner, shop_file: Path
+) -> None:
+    result = invoke("run", "shop.py", "--console", "--console-listen", "0.0.0.0:0")
+    assert (result.exit_code, "start `penstock console` beside the run" in result.stderr) == (2, True)
+    assert runner.calls == []
+
+
 def test_away_from_a_terminal_progress_is_lines_of_json(
     invoke: Invoke, runner: FakeRunner, shop_file: Path
 ) -> None:

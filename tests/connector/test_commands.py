@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -17,7 +18,10 @@ from tests.connector.rig import frames_of
 from tests.servers.ports import free_port
 
 from penstock.cli import cli
+from penstock.connector import directory
 from penstock.connector.frames import Message
+from penstock.connector.registry import Owner
+from penstock.journal.client import AsyncClient
 from penstock.journal.embedded import EmbeddedBroker, connect
 
 PENSTOCK = (sys.executable, "-m", "penstock")
@@ -163,6 +167,29 @@ def test_status_without_a_broker_or_a_worker_says_so(tmp_path: Path) -> None:
     assert (nothing.exit_code, "name one, or a broker with --broker" in nothing.output) == (2, True)
     with EmbeddedBroker(tmp_path / "empty"):
         assert inside("connector", "status", "--data-dir", str(tmp_path / "empty")).output == "no worker\n"
+
+
+def test_status_finds_workers_whatever_prefix_their_journals_have(tmp_path: Path) -> None:
+    async def enter(address: str, prefix: str, name: str) -> None:
+        async with AsyncClient(address) as client:
+            entry = directory.Entry(Owner(name, "127.0.0.1:1", name), "")
+            await directory.enter(client, prefix, entry, replication=1, store="file:///")
+
+    def told(*arguments: str) -> list[tuple[str, str]]:
+        done = inside("connector", "status", "--broker", broker.address, "--json", *arguments)
+        return [(each["name"], each["journals"]) for each in json.loads(done.output)]
+
+    with EmbeddedBroker(tmp_path / "data") as broker:
+        asyncio.run(enter(broker.address, "connectors", "usual"))
+        asyncio.run(enter(broker.address, "tenants/a", "other"))
+        assert told() == [("usual", "connectors"), ("other", "tenants/a")]
+        assert told("--journals", "tenants/a") == [("other", "tenants/a")]
+        assert told("--journals", "tenants/b") == []
+        people = inside("connector", "status", "--broker", broker.address).output.splitlines()
+    assert people == [
+        "usual at 127.0.0.1:1: does not answer",
+        "other at 127.0.0.1:1: does not answer, journals tenants/a/INSTANCE",
+    ]
 
 
 def test_migrate_moves_a_connector_that_goes_on_sending(place: Place) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import os
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.console.cluster import Cluster
@@ -21,7 +25,15 @@ from penstock.log.offsets import Commit, OffsetLog, SinkOffsets, load
 from penstock.pipeline.clock import now_us
 from penstock.pipeline.graph import as_values, graph_of
 from penstock.pipeline.loading import load_pipeline
-from penstock.pipeline.progress import NodeProgress, Progress, RunFile, publish
+from penstock.pipeline.progress import (
+    BatchProgress,
+    NodeProgress,
+    Progress,
+    QueryProgress,
+    RunFile,
+    SparkProgress,
+    publish,
+)
 
 SEGMENT = 1 << 20
 
@@ -137,6 +149,52 @@ def buried(place: Place, *offsets: int, sink: str = "sales", error: str = "the t
         reader = LogReader(client, log_journal("shop"), None)
         deaths = [Death(offset, "orders", sink, error) for offset in offsets]
         DeadLetters(client, "shop", now_us()).add(sink, 0, deaths, reader, now_us())
+
+
+@contextmanager
+def flowing(place: Place, address: str) -> Iterator[None]:
+    """A run, of this process, that reads on: `archive` takes everything, `sales` still stands before the poison."""
+    over = threading.Event()
+    thread = threading.Thread(target=_flow, args=(place, address, over), name="flow")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _flow(place: Place, address: str, over: threading.Event) -> None:
+    with Client(address) as client:
+        log = CommitLog(client, "shop", place.data / "index", SEGMENT, now_us())
+        archive = OffsetLog(client, "shop", "archive", now_us())
+        began, end = now_us(), 16
+        while not over.wait(0.1 + 0.08 * math.sin(end / 40)):
+            log.append([order(end)], {"orders": {"at": end}}, (), now_us())
+            end += 1
+            archive.replace(Commit(watermark=end, delivered=end, rows=end), {"orders": end - 1}, now_us())
+            nodes = [_onwards(node, end) for node in _last_word().progress.nodes]
+            progress = Progress("shop", 61.0, "running", end, nodes, log_bytes=end * 230, log_limit=50 << 30)
+            progress = replace(progress, spark=_spark())
+            publish(place.data, RunFile("r2", os.getpid(), "here", began, now_us(), progress))
+        log.close()
+
+
+def _spark() -> SparkProgress:
+    steps = {"stage": 900.0, "publish": 80.0, "offsets": 20.0}
+    batch = BatchProgress(now_us(), 0, 16, 16, 0, 0, 16, 1.25, steps)
+    queries = [QueryProgress("archive", "shop/archive", True, [batch])]
+    return SparkProgress("4.3.0", "local[1,4]", "local-1", "http://127.0.0.1:4040", queries)
+
+
+def _onwards(node: NodeProgress, end: int) -> NodeProgress:
+    """A node of the run that goes on."""
+    if node.node == "sales":
+        return replace(node, lag=end - POISON, pending=end - POISON)
+    through = node.kind == "function"
+    seen = end + POISON if node.node == "no-cards" else node.messages_in if through else end
+    passed = end + POISON if node.node == "no-cards" else node.delivered if through else end
+    return replace(node, state="running", messages_in=seen, delivered=passed)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from penstock.base.errors import UsageError
 from penstock.console.definitions import Definitions
 from penstock.console.history import KEPT, STEP, History, Series
-from penstock.console.reaching import DirectoryPlace
+from penstock.console.reaching import BrokerPlace, DirectoryPlace
+from penstock.journal.client import Client
 from penstock.journal.embedded import EmbeddedBroker
 from penstock.log.control import Control, ControlEntry
 from penstock.log.message import Message
@@ -19,6 +21,7 @@ from penstock.pipeline.browsing import Search, offset_at, page
 from penstock.pipeline.clock import now_us
 from penstock.pipeline.namespace import Namespace
 from penstock.pipeline.operations import Directory
+from penstock.pipeline.progress import NodeProgress, Progress, RunFile, publish
 from penstock.pipeline.watching import Watched
 
 from .places import POISON, Place, buried, order, stuck
@@ -98,6 +101,26 @@ def test_what_is_watched_is_what_one_look_tells(shop: Place) -> None:
             change()
             assert watched.look(directory, now) == directory.status("shop", now)
         assert [letter.offset for letter in watched.letters] == [3]
+
+
+def test_beside_a_run_its_file_is_read_though_its_journals_are_at_a_broker(
+    shop: Place, tmp_path: Path
+) -> None:
+    nodes = [NodeProgress("sales", "sink", "file", "one at a time")]
+
+    def told(run: str) -> str | None:
+        progress = Progress("shop", 1.0, "running", 16, nodes)
+        publish(tmp_path / "mine", RunFile(run, 7, "here", now_us(), now_us(), progress))
+        place = BrokerPlace(lambda: Client(broker.address), broker.address, tmp_path / "mine")
+        with closing(place), place.looking() as directory:
+            return {one.sink: one.state for one in directory.status("shop").sinks}["sales"]
+
+    (tmp_path / "mine").mkdir()
+    with EmbeddedBroker(shop.data) as broker, Client(broker.address) as client:
+        began = ControlEntry(now_us(), "run", "run-begin", None, {"run": "r2", "pid": 7})
+        Control(client, "shop").append(began)
+        assert told("r2") == "one at a time"
+        assert told("another") is None, "what an earlier run has left"
 
 
 def test_a_directory_of_nobody_is_let_go_for_whoever_wants_to_run(shop: Place) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.immortal import pairs as immortals
 from tests.journal.cluster.processes import cluster
 from tests.servers.cache import end_with_parent
 from tests.servers.ports import free_port
@@ -26,13 +27,16 @@ from penstock.journal.client import Client
 from penstock.log.audit import deeds
 
 from .conftest import Visit
+from .pictures import kept
 from .places import POISON, SHOP, Place, console, order
-from .test_page import accessible, confirmed, expect, kept
+from .test_page import accessible, confirmed, expect
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 pytestmark = pytest.mark.xdist_group("chromium")
+
+FOLLOWING = SHOP.replace('"file://in.jsonl"', '"file://in.jsonl", tail=True, ns="orders"')
 
 
 @contextmanager
@@ -66,12 +70,12 @@ def said(process: subprocess.Popen[str], file: Path, beginning: str) -> str:
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(900)
 def test_a_sink_is_mended_while_its_pipeline_runs(tmp_path: Path, visit: Visit) -> None:
     place = Place(tmp_path)
-    place.file.write_text(SHOP.replace('"file://in.jsonl"', '"file://in.jsonl", tail=True, ns="orders"'))
+    place.file.write_text(FOLLOWING)
     given = [order(number).data.decode() for number in range(20)]
     (tmp_path / "in.jsonl").write_text("\n".join(given[:16]) + "\n")
-    port = free_port()
     arguments = (
         "--follow",
         "--cores",
@@ -80,7 +84,7 @@ def test_a_sink_is_mended_while_its_pipeline_runs(tmp_path: Path, visit: Visit) 
         "data",
         "--console",
         "--console-listen",
-        f"127.0.0.1:{port}",
+        "127.0.0.1:0",
     )
     with started("run", "shop.py", *arguments, cwd=tmp_path) as run:
         at = said(run, tmp_path / "err", "console: ").rstrip("/")
@@ -103,14 +107,15 @@ def test_a_sink_is_mended_while_its_pipeline_runs(tmp_path: Path, visit: Visit) 
             file.write("\n".join(given[16:]) + "\n")
         page.goto(f"{at}/#/p/shop/log")
         page.goto(f"{at}/#/p/shop")
-        expect(page.locator(".node", has_text="sales").last, "0 behind")
+        # In this order: before the new lines are logged, nobody is behind either.
         expect(page.locator(".node.log"), "0 to 19")
+        expect(page.locator(".node", has_text="sales").last, "0 behind")
         page.goto(f"{at}/#/spark")
-        expect(page.locator("section", has_text="shop/sales").locator("tbody tr"), "19")
+        expect(page.locator("section", has_text="shop/sales").locator("tbody tr"), "to 19")
         accessible(page)
         kept(page, "spark")
         run.send_signal(signal.SIGTERM)
-        assert run.wait(120) == 0
+        assert run.wait(300) == 0
     summary = json.loads((tmp_path / "out").read_text().splitlines()[-1])
     assert (summary["exit_code"], summary["adds_up"]) == (0, True)
     sales = [json.loads(line)["id"] for line in (tmp_path / "sales.jsonl").read_text().splitlines()]
@@ -181,10 +186,12 @@ def test_a_cluster_that_loses_a_broker(tmp_path: Path, visit: Visit) -> None:
 
 
 def test_a_connector_with_a_stream_is_moved_to_another_worker(tmp_path: Path, visit: Visit) -> None:
-    for name in ("broker", "here", "there", "send"):
+    """From the page beside a run, which has nothing to do here, and so starts no Spark."""
+    for name in ("broker", "here", "there", "send", "run"):
         (tmp_path / name).mkdir()
     (tmp_path / "cookie").write_text("secret\n")
     cookie = ("--cookie-file", str(tmp_path / "cookie"))
+    journals = ("--journals", "tenants/a")
     (tmp_path / "send" / "lines.txt").write_text("one\ntwo\nthree\n")
     serve = ("broker", "serve", "--data-dir", "data", "--listen", "127.0.0.1:0", "--http", "off", "--json")
     with ExitStack() as running:
@@ -193,7 +200,9 @@ def test_a_connector_with_a_stream_is_moved_to_another_worker(tmp_path: Path, vi
         address, workers = f"http://{grpc}", []
         for name in ("here", "there"):
             work = ("connector", "worker", "--listen", "127.0.0.1:0", "--name", name, "--json", *cookie)
-            worker = running.enter_context(started(*work, "--broker", address, cwd=tmp_path / name))
+            worker = running.enter_context(
+                started(*work, *journals, "--broker", address, cwd=tmp_path / name)
+            )
             workers.append(json.loads("{" + said(worker, tmp_path / name / "out", "{"))["listen"])
         send = (
             "connector",
@@ -207,8 +216,11 @@ def test_a_connector_with_a_stream_is_moved_to_another_worker(tmp_path: Path, vi
             *cookie,
         )
         running.enter_context(started(*send, cwd=tmp_path / "send"))
-        reaching = BrokerPlace(lambda: Client(address), address)
-        at = running.enter_context(console(tmp_path, reaching=reaching, cookie=b"secret"))
+        (tmp_path / "run" / "shop.py").write_text(FOLLOWING)
+        (tmp_path / "run" / "in.jsonl").touch()
+        beside = ("run", "shop.py", "--follow", "--console", "--console-listen", "127.0.0.1:0", *cookie)
+        run = running.enter_context(started(*beside, "--broker", address, cwd=tmp_path / "run"))
+        at = said(run, tmp_path / "run" / "err", "console: ").rstrip("/")
         page = visit(f"{at}/#/connectors")
         expect(page.get_by_role("region", name="Sessions of here"), "web")
         expect(page.get_by_role("region", name="Streams of here"), "lines.txt")
@@ -220,15 +232,53 @@ def test_a_connector_with_a_stream_is_moved_to_another_worker(tmp_path: Path, vi
         dialog = page.get_by_role("dialog", name=f"Move instance web to {workers[1]}")
         expect(dialog, f"goes from the worker at {workers[0]} to the one at {workers[1]}, with its 1 stream")
         expect(dialog, "1 connected program is sent there")
-        expect(dialog, f"penstock connector migrate web --to {workers[1]} --cookie-file FILE --broker")
+        same = f"penstock connector migrate web --to {workers[1]} --cookie-file FILE --journals tenants/a --broker"
+        expect(dialog, same)
         dialog.get_by_role("button", name="Move", exact=True).click()
         expect(page.get_by_role("region", name="Streams of there"), "lines.txt")
         expect(page.get_by_role("region", name="Sessions of there"), "web")
         expect(page.locator("section", has_text="Who did what"), f"moves from {workers[0]} to {workers[1]}")
         accessible(page)
         with Client(address) as client:
-            (deed,) = deeds(client, "connectors/web")
+            (deed,) = deeds(client, "tenants/a/web")
         assert (deed.action, deed.who.endswith("(console)")) == ("migrate", True)
+
+
+TICKING = """\
+import asyncio
+
+from penstock.immortal import Immortal, impulse
+
+
+class Ticking(Immortal):
+    ticks: int = 0
+
+    async def on_primary(self) -> None:
+        while True:
+            self.tick.send()
+            await asyncio.sleep(0.05)
+
+    @impulse
+    def tick(self) -> None:
+        self.ticks += 1
+"""
+
+
+def test_an_immortal_is_seen_at_work(tmp_path: Path, visit: Visit) -> None:
+    (tmp_path / "ticking.py").write_text(TICKING)
+    with immortals.broker(tmp_path) as address:
+        clock = immortals.Pair(address, tmp_path, "clock", "Ticking", apps=tmp_path / "ticking.py")
+        reaching = BrokerPlace(lambda: Client(address), address)
+        with immortals.running(clock), console(tmp_path, reaching=reaching) as at:
+            page = visit(f"{at}/#/immortals")
+            row = page.get_by_role("row", name="clock")
+            expect(row, "replica 0 at 127.0.0.1:", seconds=120)
+            expect(row.get_by_role("cell").last, re.compile(r"^[1-9]\d*(\.\d)?/s$"))
+            kept(page, "immortals")
+            page.get_by_role("link", name="clock").click()
+            expect(page.get_by_role("region", name="Checkpoints").locator("tbody tr"))
+            expect(page.locator("dl"), re.compile(r"Taken by this primary[1-9]"))
+            accessible(page)
 
 
 def suspended_and_reset(page: Page, at: str) -> None:

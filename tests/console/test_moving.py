@@ -43,6 +43,12 @@ def test_it_says_what_goes_from_where_to_where() -> None:
     assert plan.reason is None
 
 
+def test_of_another_prefix_the_command_says_it() -> None:
+    wish = Wish("migrate", "web", to=THERE, journals="tenants/a")
+    plan = plan_move(workers(), wish, " --broker b", with_cookie=False)
+    assert plan.command == f"penstock connector migrate web --to {THERE} --journals tenants/a --broker b"
+
+
 def test_a_worker_that_nobody_knows_is_warned_of() -> None:
     plan = plan_move(workers(), Wish("migrate", "web", to="127.0.0.1:7112"), "", with_cookie=False)
     assert "no worker that answers is known at 127.0.0.1:7112" in plan.changes[-1]

@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
+from penstock.console.reaching import BrokerPlace
 from penstock.immortal import about
-from penstock.journal.client import AsyncClient
+from penstock.journal.client import AsyncClient, Client
 from penstock.journal.embedded import EmbeddedBroker
-from penstock.log.control import Control, ControlEntry
+from penstock.log.control import Control, ControlEntry, Detail
 from penstock.log.message import Message, Mode
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.transaction import Transaction
@@ -28,17 +31,13 @@ from penstock.pipeline.records import PipelineStatus
 from penstock.pipeline.watching import Watched
 
 from .conftest import Visit
-from .places import POISON, Place, buried, console, order, stuck
+from .pictures import WANTED, hurried, kept
+from .places import POISON, Place, buried, console, flowing, order, stuck
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
 pytestmark = pytest.mark.xdist_group("chromium")
-
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
-PICTURES = {
-    "overview", "overview-dark", "sink", "log", "trace", "dead", "phone", "journals", "connectors", "spark",
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -67,14 +66,6 @@ def loaded(page: Page) -> None:
     expected(page.locator("#main .loading")).to_have_count(0, timeout=60_000)
 
 
-def kept(page: Page, name: str) -> None:
-    """A picture for the documents, if they are to be made anew: PENSTOCK_SCREENSHOTS=1."""
-    if os.environ.get("PENSTOCK_SCREENSHOTS") and name in PICTURES:
-        for part, text in ((".place", "~/shop/.penstock"), (".who", "anna@laptop")):
-            page.locator(part).first.evaluate("(part, text) => { part.textContent = text }", text)
-        page.screenshot(path=IMAGES / f"console-{name}.png")
-
-
 def accessible(page: Page) -> None:
     """Nothing that keeps people out, by axe."""
     found = Axe().run(page).response["violations"]
@@ -84,6 +75,11 @@ def accessible(page: Page) -> None:
         if one["impact"] in ("serious", "critical")
     ]
     assert not serious
+
+
+def fits(page: Page) -> bool:
+    """Whether nothing is wider than the window."""
+    return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
 
 
 def confirmed(page: Page, button: str, *says: str, do: str) -> None:
@@ -103,6 +99,7 @@ def test_the_poison_message_of_the_seed_is_mended_from_the_page(shop: Place, at:
     expect(page.locator(".note.bad"), "wants a number")
     expect(page.locator("#main"), "Messages 14 to 15 are delivered one at a time")
     expect(page.locator(".json"), "on request")
+    assert page.locator(".json .t").all_inner_texts()[:5] == ["whole number", "text", "text", "text", "time"]
     page.get_by_label("Find in the message").fill("request")
     expect(page.locator(".json mark"), "request")
 
@@ -142,7 +139,7 @@ def test_the_poison_message_of_the_seed_is_mended_from_the_page(shop: Place, at:
 
 
 def test_passing_over_rewinding_pausing_and_giving_up(shop: Place, at: str, visit: Visit) -> None:
-    buried(shop, 3)
+    buried(shop, 3, 5)
     page = visit(f"{at}/#/p/shop/sink/sales")
     confirmed(
         page, "Pass over it", "The offset of sales moves from 13 to 14; message 15 is next", do="Pass over it"
@@ -160,16 +157,19 @@ def test_passing_over_rewinding_pausing_and_giving_up(shop: Place, at: str, visi
     expect(page.locator(".chip"), "paused")
     confirmed(page, "Resume", "goes on where its offset is", do="Resume")
     page.goto(f"{at}/#/p/shop/dead")
-    page.get_by_role("button", name="letter 0").click()
+    page.get_by_role("button", name="letter 0", exact=True).click()
     expect(page.locator(".letter"), "Dora")
-    confirmed(page, "Give it up", "will never be sent", do="Give up")
+    confirmed(page, "Give letter 0 up", "1 message will never be sent", do="Give up")
+    confirmed(page, "Give it up", "1 message will never be sent", do="Give up")
     expect(page.locator("#main"), "There are no dead letters")
     page.goto(f"{at}/#/p/shop/record")
     expect(page.locator("tbody"), "passed over")
 
     held = shop.held("sales").commit
     assert (held.watermark, held.generation) == (10, 1)
-    assert [entry.action for entry in shop.audit()] == ["ack", "mark", "pause", "resume", "dead-drop"]
+    assert [entry.action for entry in shop.audit()] == [
+        *("ack", "mark", "pause", "resume"), *["dead-drop"] * 2,
+    ]  # fmt: skip
 
 
 def test_the_log_by_offset_namespace_text_and_time(shop: Place, at: str, visit: Visit) -> None:
@@ -187,7 +187,10 @@ def test_the_log_by_offset_namespace_text_and_time(shop: Place, at: str, visit: 
         page.get_by_label(field).fill(value)
         page.get_by_role("button", name="Search").click()
         expect(page.locator("tbody tr").first, first)
-    page.goto(f"{at}/#/p/shop/log?at={now_us() + 60_000_000}")
+    soon = datetime.fromtimestamp(now_us() // 1_000_000 + 60, UTC)
+    page.goto(f"{at}/#/p/shop/log?from=0")
+    page.get_by_label("From time (UTC)").fill(soon.strftime("%Y-%m-%dT%H:%M:%S"))
+    page.get_by_role("button", name="Search").click()
     expect(page.locator("tbody tr").first, "Zoe")
     page.get_by_role("button", name="Message 16").click()
     expect(page.locator(".json"), "Zoe")
@@ -198,7 +201,7 @@ def test_the_log_by_offset_namespace_text_and_time(shop: Place, at: str, visit: 
 def test_what_others_do_is_seen_without_reloading(shop: Place, at: str, visit: Visit) -> None:
     page = visit(f"{at}/")
     expect(page.locator(".node.bad"), "stopped")
-    tapped = visit(f"{at}/#/p/shop/tap?node=slim")
+    taps = {node: visit(f"{at}/#/p/shop/tap?node={node}") for node in ("orders", "slim", "archive")}
     with shop.client() as client:
         OffsetLog(client, "shop", "sales", now_us()).replace(Commit(watermark=16), {}, now_us())
         shop.log(client, [order(n) for n in (16, 17, 18)])
@@ -206,7 +209,44 @@ def test_what_others_do_is_seen_without_reloading(shop: Place, at: str, visit: V
         control.append(ControlEntry(now_us(), "somebody", "pause", "archive"))
     expect(page.locator(".node.warn", has_text="archive"), "paused")
     expect(page.locator(".node", has_text="sales"), "3 behind")
-    expect(tapped.locator(".tapped .m", has_text="18"), '"customer":"Cleo"')
+    for node, tapped in taps.items():
+        row = tapped.locator(".tapped .m", has_text="18")
+        expect(row, '"customer":"Cleo"')
+        assert ("4111-0018" in row.first.inner_text()) is (node == "orders"), (
+            "the first function takes it out"
+        )
+    with shop.client() as client:
+        OffsetLog(client, "shop", "sales", now_us()).replace(Commit(watermark=16, careful=19), {}, now_us())
+    expect(page.locator(".node.bad"), "stopped")
+    from playwright.sync_api import expect as expected
+
+    expected(page.locator("#said")).to_have_text("shop: sales stopped before message 16")
+
+
+def test_what_flows_is_seen_as_it_does(shop: Place, visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    if WANTED:
+        hurried(monkeypatch)
+    with EmbeddedBroker(shop.data) as broker, flowing(shop, broker.address), console(shop.data) as at:
+        page = visit(f"{at}/")
+        expect(page.locator(".node.ok", has_text="archive"), re.compile(r"[1-9][\d.]*/s"))
+        expect(page.locator(".node.bad", has_text="sales"), "stopped")
+        expect(page.locator("svg.edges text", has_text="/s"))
+        assert page.locator("path.drops").count() > 0
+        page.reload()
+        expect(page.get_by_role("img", name=re.compile(r"^read, the last \d+ min: now [1-9]")))
+        page.goto(f"{at}/#/spark")
+        expect(page.get_by_role("link", name="Spark’s own page"))
+        expect(page.locator("tbody tr"), "0 to 15")
+        expect(page.get_by_role("img", name="stage 900 ms, publish 80 ms, offsets 20 ms, other 250 ms"))
+        page.goto(f"{at}/#/")
+        if WANTED:
+            page.wait_for_timeout(120_000)
+            kept(page, "overview")
+            for name, size in (("overview-dark", (1280, 860)), ("phone", (390, 844))):
+                other = visit(f"{at}/", width=size[0], height=size[1], dark=name.endswith("dark"))
+                expect(other.locator(".node.bad"), "stopped")
+                other.wait_for_timeout(12_000)  # charts are asked for every ten seconds
+                kept(other, name)
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -214,7 +254,7 @@ def test_every_page_is_for_everybody(shop: Place, at: str, visit: Visit, dark: b
     buried(shop, 3, 5, error='duplicate key value violates unique constraint "sales_pkey"')
     page = visit(f"{at}/", dark=dark)
     for path, name in (
-        ("", "overview"),
+        ("", "resting"),
         ("p/shop", "pipeline"),
         ("p/shop/sink/sales", "sink"),
         ("p/shop/log", "log"),
@@ -234,24 +274,27 @@ def test_every_page_is_for_everybody(shop: Place, at: str, visit: Visit, dark: b
         if name == "journals":
             expect(page.locator("#main"), "healthy")
         accessible(page)
+        page.set_viewport_size({"width": 390, "height": 844})
+        assert fits(page), path
+        page.set_viewport_size({"width": 1280, "height": 860})
         kept(page, f"{name}{'-dark' if dark else ''}")
 
 
 def test_by_keyboard_alone_and_on_a_phone(at: str, visit: Visit) -> None:
     page = visit(f"{at}/", width=390, height=844)
     expect(page.locator(".node.bad"), "sales")
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert fits(page)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
     page.locator(".node.bad").focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="sales"))
     assert page.evaluate("document.activeElement.tagName") == "H1"
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert fits(page)
     page.get_by_role("button", name="Pause", exact=True).focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog"), "Pause sales")
-    kept(page, "phone")
+    kept(page, "phone-dialog")
     page.keyboard.press("Escape")
     page.get_by_role("dialog").wait_for(state="detached")
 
@@ -301,16 +344,34 @@ def test_what_is_seen_is_shown_before_everything_is(
         assert page.get_by_text("Still looking").count() == 0
 
 
-def test_transactions_in_flight_are_shown_with_their_votes(shop: Place, at: str, visit: Visit) -> None:
-    """Of a run whose process is this one."""
+def beside_the_run(shop: Place, voted: Transaction, broker: EmbeddedBroker) -> AbstractContextManager[str]:
+    """In its data directory, where its file is; its process is this one."""
+    sales = NodeProgress("sales", "sink", "connector", "running", transaction=voted)
+    progress = Progress("shop", 1.0, "running", 16, [sales])
+    publish(shop.data, RunFile("r2", os.getpid(), "here", now_us(), now_us(), progress, None))
+    return console(shop.data)
+
+
+def behind_a_broker(shop: Place, voted: Transaction, broker: EmbeddedBroker) -> AbstractContextManager[str]:
+    """Elsewhere: the run's beat must do."""
+    run: Detail = {"run": "r2", "pid": 7, "host": "elsewhere"}
+    told: Detail = {**run, "in_flight": {"sales": msgspec.to_builtins(voted)}}
+    with Client(broker.address) as client:
+        for action, detail in (("run-begin", run), ("run-beat", told)):
+            Control(client, "shop").append(ControlEntry(now_us(), "run", action, None, detail))
+    return console(shop.data, reaching=BrokerPlace(lambda: Client(broker.address), broker.address))
+
+
+@pytest.mark.parametrize("watched", [beside_the_run, behind_a_broker])
+def test_transactions_in_flight_are_shown_with_their_votes(
+    shop: Place,
+    visit: Visit,
+    watched: Callable[[Place, Transaction, EmbeddedBroker], AbstractContextManager[str]],
+) -> None:
     voted = Transaction(
         "3f2a", 14, 16, "aborted", now_us(), now_us(), {"shop.sales.0": True, "shop.sales.1": False}
     )
-    sales = NodeProgress("sales", "sink", "connector", "running", transaction=voted)
-    progress = Progress("shop", 1.0, "running", 16, [sales])
-    with EmbeddedBroker(shop.data):
-        here = socket.gethostname()
-        publish(shop.data, RunFile("r2", os.getpid(), here, now_us(), now_us(), progress, None))
+    with EmbeddedBroker(shop.data) as broker, watched(shop, voted, broker) as at:
         page = visit(f"{at}/#/connectors")
         shown = page.get_by_role("region", name="Transactions in flight")
         expect(shown, "14 to 15")

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
+import msgspec
 from tests.immortal.lb import App, Lb
 from tests.servers.ports import free_port
 
@@ -15,43 +19,49 @@ from penstock.immortal import checkpoints
 from penstock.immortal.coordinator import Options
 from penstock.immortal.journals import journal_name
 from penstock.immortal.logformat import LogDecoder, LogRecord, Marked
-from penstock.immortal.place import Place, opened
+from penstock.immortal.place import is_address, opened
 from penstock.immortal.starting import Debug, serve
 from penstock.immortal.wire import Call, MessageType, decode_incoming, rpcs_of, split_messages
+from penstock.journal import labels
+from penstock.journal.client import Client
+from penstock.journal.embedded import connect
 
 PATIENCE = 60.0
 
 
-class Log(NamedTuple):
-    """A log from its first checkpoint on, and who took that one."""
+@contextmanager
+def client_of(place: str) -> Iterator[Client]:
+    """For looking: without an event loop, of which gRPC does not like several."""
+    if is_address(place):
+        with Client(place) as client:
+            yield client
+    else:
+        with connect(Path(place)) as client:
+            yield client
 
-    items: list[LogRecord | Marked]
-    first_owner: str
 
-    @property
-    def records(self) -> list[LogRecord]:
-        return [item for item in self.items if isinstance(item, LogRecord)]
-
-
-def log_of(place: str, name: str) -> Log:
-    """All of the log of which nothing was deleted; an error if its records do not follow each other."""
-
-    async def read() -> tuple[checkpoints.Entry, bytes]:
-        async with opened(place) as there:
-            first = await _first_checkpoint(there, name)
-            return first, await there.client.read_bytes(journal_name(name, "log"), first.log_offset)
-
-    first, content = asyncio.run(read())
-    decoder = LogDecoder(name, first.log_offset, sequence=0)
-    found = decoder.feed(content)
+def log_of(place: str, name: str) -> list[LogRecord | Marked]:
+    """All of a log of which nothing was deleted; an error if its records do not follow each other."""
+    journal = journal_name(name, "log")
+    with client_of(place) as client:
+        begin = client.begin(journal)
+        decoder = LogDecoder(journal, begin, sequence=0)
+        found = decoder.feed(client.read_bytes(journal, begin, client.head(journal)))
     assert not decoder.held, "the log breaks off"
-    return Log(found, first.by)
+    return found
 
 
-async def _first_checkpoint(place: Place, name: str) -> checkpoints.Entry:
-    first = (await checkpoints.catalogue(place.client, name)).entries[0]
-    assert first.number == 1, "checkpoints were deleted"
-    return first
+def checkpoints_of(place: str, name: str) -> list[checkpoints.Entry]:
+    """Those that an instance could recover from; none before it is made."""
+    journal = journal_name(name, "checkpoints")
+    with client_of(place) as client:
+        if journal not in {found.spec.name for found in client.list()}:
+            return []
+        for found in labels.values_of(client.append(journal, b"").registers, checkpoints.CATALOGUE):
+            begin, _, end = found.partition("-")
+            frame = client.read_bytes(journal, int(begin), int(end))
+            return msgspec.json.decode(frame[frame.index(b"{") :], type=checkpoints.Catalogue).entries
+    return []
 
 
 def calls_in(record: LogRecord) -> list[Call]:
@@ -96,7 +106,7 @@ def rerun(place: str, name: str, app: App, *, from_peer: int) -> Rerun:
     `from_peer` is the method that its peer calls. In a log, all numbered calls of it must be there once, in order.
     """
     lb = asyncio.run(_replayed(place, name, app))
-    calls = [call for record in log_of(place, name).records for call in calls_in(record)]
+    calls = [call for item in log_of(place, name) if isinstance(item, LogRecord) for call in calls_in(item)]
     return Rerun(
         app.state, _numbered(lb.sent), _numbered([call for call in calls if call.method == from_peer])
     )
@@ -124,10 +134,9 @@ async def _replayed(place: str, name: str, app: App) -> Again:
             await lb.changed.wait()
 
     async with opened(place) as there, asyncio.timeout(PATIENCE):
-        first = await _first_checkpoint(there, name)
         options = Options(name, free_port(), free_port())
         running = [
-            asyncio.ensure_future(serve(options, there, tell, Debug(first.number))),
+            asyncio.ensure_future(serve(options, there, tell, Debug(1))),
             asyncio.ensure_future(lb.run(options.receive_port, options.send_port)),
             asyncio.ensure_future(end_of_log()),
         ]

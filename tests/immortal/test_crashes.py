@@ -23,7 +23,6 @@ STEPS = (
     "immortal-checkpoint-commit",
     "immortal-commit",
     "immortal-deliver",
-    "immortal-send",
     "immortal-tell",
     "immortal-roll",
     "immortal-trim",
@@ -116,20 +115,25 @@ def test_coordinators_that_share_a_directory_are_killed_with_its_broker(tmp_path
     rounds(str(tmp_path / "journals"), tmp_path, "both", 3, 20)
 
 
+def dies_at(victim: Instance, step: str, trace: Path) -> None:
+    """Start it anew, and wait until it has died in that step."""
+    victim.stop()
+    trace.unlink(missing_ok=True)
+    victim.start(PENSTOCK_TRACE_STEPS=str(trace), PENSTOCK_KILL_AT=f"{step}:2")
+    victim.fail_together()
+    assert f"!{step} " in trace.read_text()
+
+
 def test_every_step_of_a_coordinator_survives_a_kill(tmp_path: Path) -> None:
+    """Impulses never end: who sends them always sends, who gets them always does all the rest."""
     with broker(tmp_path) as place:
         total = 3000
         asker, echo = pair(place, tmp_path, total, *TINY)
         trace = tmp_path / "trace"
         with running(asker, echo):
             for step in STEPS:
-                # Impulses never end: who sends them always sends, who gets them always does all the rest.
-                victim = asker if step == "immortal-send" else echo
-                victim.stop()
-                trace.unlink(missing_ok=True)
-                victim.start(PENSTOCK_TRACE_STEPS=str(trace), PENSTOCK_KILL_AT=f"{step}:2")
-                victim.fail_together()
-                assert f"!{step} " in trace.read_text()
-                victim.stop()
-                victim.start()
+                dies_at(echo, step, trace)
+            echo.start()
+            dies_at(asker, "immortal-send", trace)
+            asker.start()
             check(asker, echo, total)

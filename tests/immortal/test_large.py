@@ -14,12 +14,11 @@ import psutil
 import pytest
 import xxhash
 from tests.immortal.apps import PAGE
+from tests.immortal.logs import checkpoints_of
 from tests.immortal.pairs import Pair
 from tests.immortal.processes import REPOSITORY, broker, until
 from tests.servers.ports import free_port
 
-from penstock.immortal import checkpoints
-from penstock.immortal.place import opened
 from penstock.immortal.wire import (
     Blob,
     CheckpointRecord,
@@ -120,19 +119,12 @@ def test_a_large_checkpoint_is_streamed_in_and_out(tmp_path: Path, size: int) ->
     assert max(first.peak, second.peak) < BOUND
 
 
-def last_checkpoint(place: str, name: str) -> int:
-    """The number of the last one that counts."""
-
-    async def found() -> int:
-        async with opened(place) as there:
-            last = (await checkpoints.catalogue(there.client, name)).last
-            return last.number if last is not None else 0
-
-    return asyncio.run(found())
-
-
 def wait_for_checkpoint(place: str, name: str, number: int) -> None:
-    until(lambda: last_checkpoint(place, name) == number, f"checkpoint {number}", 600)
+    until(
+        lambda: [one.number for one in checkpoints_of(place, name)][-1:] == [number],
+        f"checkpoint {number}",
+        600,
+    )
 
 
 def peak(pid: int) -> int:

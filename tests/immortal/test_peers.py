@@ -58,8 +58,8 @@ def test_strangers_are_refused(broker: str) -> None:
     scenario(broker, test, "guarded")
 
 
-def say(one: Running, to: str, n: int) -> None:
-    one.lb.send(to, Call(1, RpcType.FORK, json.dumps({"n": n}).encode()))
+def say(one: Running, to: str, n: int, pad: int = 0) -> None:
+    one.lb.send(to, Call(1, RpcType.FORK, json.dumps({"n": n, "pad": "x" * pad}).encode()))
     one.lb.flush()
 
 
@@ -140,3 +140,26 @@ def test_a_ping_is_a_call_that_tells_when_it_passed(broker: str) -> None:
         assert [any(time) for time in times] == [True, True, False, False, False]
 
     scenario(broker, test, "ping")
+
+
+def test_who_is_not_there_holds_nobody_up_before_the_limit_and_gets_everything_in_the_end(
+    broker: str,
+) -> None:
+    async def test(place: Place, options: Options) -> None:
+        there, late = replace(options, name="down-there"), replace(options, name="down-late")
+        sending = replace(options, name="down-sender", output_limit=1 << 20)
+        async with instance(place, sending) as sender, instance(place, there) as receiver:
+            await sender.until(lambda: "record 0" in sender.lb.seen)
+            await receiver.until(lambda: "record 0" in receiver.lb.seen)
+            for _ in range(5):
+                say(sender, "down-late", 1, pad=100_000)
+            say(sender, "down-there", 1)
+            await receiver.until(lambda: receiver.app.state["sum"] == 1)
+            for _ in range(40):
+                say(sender, "down-late", 1, pad=100_000)
+            say(sender, "down-there", 1)  # from here on it has to wait
+            async with instance(place, late) as latecomer:
+                await latecomer.until(lambda: latecomer.app.state["sum"] == 45)
+                await receiver.until(lambda: receiver.app.state["sum"] == 2)
+
+    scenario(broker, test, "down")

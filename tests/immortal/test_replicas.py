@@ -59,25 +59,23 @@ def check(asker: Instance, replicas: list[Instance]) -> int:
     return total
 
 
-def check_log(place: str, replicas: list[Instance], replaced: Instance, total: int) -> None:
+def check_log(place: str, replicas: list[Instance], first: Instance, replaced: Instance, total: int) -> None:
     """Every call is in the log once, in order; and one that was replaced handled nothing behind the next one's claim.
 
     Had two committed, records would not follow each other, and reading the log would have failed.
     """
-    known_to = in_order(place, total)
+    known_to = in_order(place, total, replicas.index(first))
     assert replaced.report()["last"] <= known_to[replicas.index(replaced)] < total
 
 
-def replica_of(owner: str) -> int:
-    return int(owner.removeprefix("replica-").partition(".")[0])
+def in_order(place: str, total: int, primary: int = 0) -> dict[int, int]:
+    """All numbered calls are in the log once, in order; up to which one each replica knew them as primary.
 
-
-def in_order(place: str, total: int) -> dict[int, int]:
-    """All numbered calls are in the log once, in order; up to which one each replica knew them as primary."""
-    log = log_of(place, "echo")
+    `primary` is who was first: its claim lies before the first checkpoint, and is deleted.
+    """
     numbers: list[int] = []
-    primary, known_to = replica_of(log.first_owner), {}
-    for item in log.items:
+    known_to = {}
+    for item in log_of(place, "echo"):
         if isinstance(item, LogRecord):
             numbers += [json.loads(call.arguments)["n"] for call in calls_in(item) if call.method == 2]
             known_to[primary] = len(numbers)
@@ -116,7 +114,7 @@ def test_a_killed_and_a_frozen_primary_are_replaced_and_do_no_harm(tmp_path: Pat
             second.fail_together()
             assert "FATAL ERROR 5: another coordinator is primary now" in second.said()
             total = check(asker, [one for one in replicas if one is not second])
-        check_log(place, replicas, second, total)
+        check_log(place, replicas, first, second, total)
 
 
 def test_a_primary_that_is_cut_off_is_replaced_and_does_no_harm(tmp_path: Path) -> None:
@@ -142,16 +140,16 @@ def test_a_primary_that_is_cut_off_is_replaced_and_does_no_harm(tmp_path: Path) 
             first.fail_together()
             assert "FATAL ERROR 5: another coordinator is primary now" in first.said()
             total = check(asker, others)
-        check_log(place, replicas, first, total)
+        check_log(place, replicas, first, first, total)
 
 
 def checkpointer(place: str, replicas: list[Instance]) -> Instance | None:
     """The secondary that was named last to take checkpoints, while it is one."""
-    marks = [item.mark for item in log_of(place, "echo").items if isinstance(item, Marked)]
+    marks = [item.mark for item in log_of(place, "echo") if isinstance(item, Marked)]
     named = [mark.checkpointer for mark in marks if isinstance(mark, Rolled)]
     if not named or not named[-1]:
         return None
-    one = replicas[replica_of(named[-1])]
+    one = replicas[int(named[-1].removeprefix("replica-").partition(".")[0])]
     return None if one.has_ended or one.is_primary else one
 
 

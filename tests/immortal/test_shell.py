@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from tests.immortal.scripted import PATIENCE, Scripted, pair
 
 from penstock.base.errors import UsageError
+from penstock.cli import cli
 from penstock.immortal import Immortal, RemoteError, field, impulse, wire
 from penstock.immortal.binding.ingress import Ingress
 from penstock.immortal.binding.machine import Machine
@@ -121,7 +123,9 @@ def test_calls_over_http_happen_once_for_a_key() -> None:
             assert outside.call("add", [2], key="a") == 2
             assert outside.call("add", [2], key="a") == 2
             assert outside.call("add", [3]) == 5
-            assert outside.call_text("add", ["1"]) == "6"
+            words = ("immortal", "call", outside.address, "add", "1", "--token", "secret", "--key", "b")
+            for _ in range(2):
+                assert CliRunner().invoke(cli, words).output == "6\n"
             with pytest.raises(RemoteError, match="ValueError: below zero"):
                 outside.call("add", [-1])
             with pytest.raises(UsageError, match="did you mean 'add'"):

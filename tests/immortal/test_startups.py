@@ -276,6 +276,20 @@ def test_messages_of_32_mib_pass(broker: str) -> None:
     scenario(broker, test, "large")
 
 
+def test_a_checkpoint_of_no_bytes_is_one(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        loaded: list[bytes] = []
+        async with instance(place, options) as one:
+            one.app.blob = lambda: b""  # type: ignore[method-assign]
+            await one.seen("control 11", "record 0")
+        async with instance(place, options) as two:
+            two.app.load = lambda blob: loaded.append(blob)  # type: ignore[method-assign]
+            await two.seen("checkpoint", "record 0", "control 11")
+        assert loaded == [b""]
+
+    scenario(broker, test, "empty")
+
+
 @pytest.mark.parametrize("sent", [b"\x02\x03", b"\x06\x0d\x02\x02", b"\x01", b"\x04\x08\x00", b"\x02\x0b"])
 def test_what_no_binding_may_send_ends_the_coordinator(broker: str, sent: bytes) -> None:
     async def test(place: Place, options: Options) -> None:

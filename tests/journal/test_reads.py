@@ -219,6 +219,23 @@ def test_a_reader_that_waits_before_a_local_fragment_goes_on_when_it_is_stored(t
     in_loop(test)
 
 
+def test_a_read_between_a_sync_and_its_showing_is_told_of_no_hole(tmp_path: Path) -> None:
+    async def test(broker: Broker) -> None:
+        local, index = replica(broker).local, replica(broker).index
+        assert local.file is not None
+        index.discard(local.fragment)  # as it is while only the thread knows that it is synced
+        local._flushing = True
+        reading = asyncio.create_task(read(broker, ReadRequest(journal=JOURNAL, offset=2400)))
+        await asyncio.sleep(0.01)
+        replica(broker).committed(local.fragment, local.file)
+        local._flushing = False
+        [metadata, chunk, end] = await reading
+        assert (metadata.write_head, chunk.content) == (2700, C)
+        assert (end.status, end.offset) == (Status.OFFSET_NOT_YET_AVAILABLE, 2700)
+
+    looking(test, tmp_path)
+
+
 def test_a_reader_at_the_head_follows_through_rolls_and_storing(tmp_path: Path) -> None:
     async def test() -> None:
         async with opened(tmp_path / "data") as broker:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.servers.ports import free_port
 
 from penstock import Pipeline
 from penstock import adaptors as a
@@ -27,6 +30,7 @@ from penstock.journal.embedded import EmbeddedBroker
 from penstock.log import offsets
 from penstock.log.commitlog import CommitLog
 from penstock.log.compaction import compact
+from penstock.log.control import Control
 from penstock.log.message import Message, MessageOffset
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.transaction import Transaction as InFlight
@@ -35,6 +39,7 @@ from penstock.pipeline.delivering import step
 from penstock.pipeline.editing import open_editor
 from penstock.pipeline.progress import Progress, Summary
 from penstock.pipeline.runner import run
+from penstock.spark.reach import Reach
 from penstock.spark.tasks import lane_of
 from penstock.spark.voting import VotingRunner
 
@@ -73,8 +78,14 @@ class Rig:
         self.ports[name] = server.address[1]
         return f"127.0.0.1:{server.address[1]}"
 
-    def run(self, pipeline: Pipeline, report: Callable[[Progress], None] = lambda progress: None) -> Summary:
-        return run(pipeline, data_dir=self.path / "data", once=True, spark=self.spark, report=report)
+    def run(
+        self,
+        pipeline: Pipeline,
+        report: Callable[[Progress], None] = lambda progress: None,
+        broker: Reach | None = None,
+    ) -> Summary:
+        data = self.path / "data"
+        return run(pipeline, data_dir=data, once=True, spark=self.spark, report=report, broker=broker)
 
     def documents(self, name: str, worker: str) -> list[dict[str, object]]:
         path = file_of(self.path / name, worker)
@@ -107,14 +118,14 @@ def seqs(documents: list[dict[str, object]]) -> list[object]:
 def test_a_pipeline_goes_through_and_goes_on_where_it_was_also_if_it_was_stepped_by_hand(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step that is killed behind its decision holds, although its sink decides for itself in the next run."""
+    """A step that is killed behind its decision holds, although each sink decides for itself in the next run."""
     addresses = {name: rig.sink(name) for name in ("out", "more")}
 
-    def pipeline(count: int, *sinks: str, ns: str = ".*") -> Pipeline:
+    def pipeline(count: int, *sinks: str, ns: str = ".*", **settings: object) -> Pipeline:
         made = Pipeline("p", batch_messages=400)
         source = made.source("numbers", numbers(count))
         for name in sinks:
-            source.save(name, to(addresses[name]), ns=ns)
+            source.save(name, to(addresses[name], **settings), ns=ns)
         return made
 
     def stepped(count: int) -> list[tuple[str, int]]:
@@ -137,7 +148,8 @@ def test_a_pipeline_goes_through_and_goes_on_where_it_was_also_if_it_was_stepped
         with pytest.raises(KeyboardInterrupt):
             stepped(1)
     assert len(rig.open_transactions("more")) == 1
-    assert rig.run(pipeline(1000, "more", ns="none")).sinks[0].dropped == 997
+    alone = rig.run(pipeline(1000, "out", "more", ns="none", atomic=False))
+    assert [(sink.sink, sink.dropped) for sink in alone.sinks] == [("out", 0), ("more", 997)]
     assert [sink.delivered for sink in rig.run(both).sinks] == [500, 500]
     assert seqs(rig.documents("out", "p.out.0")) == list(range(1500))
     assert seqs(rig.documents("more", "p.more.0")) == [0, 1, 2, *range(1000, 1500)]
@@ -337,7 +349,9 @@ def test_a_rewind_into_compacted_messages_is_narrowed_down_to_the_one_that_no_vo
         ]  # fmt: skip
 
 
-def test_a_sink_whose_disk_is_full_is_waited_for_and_no_message_dies_of_it(rig: Rig) -> None:
+def test_a_sink_that_is_away_or_full_is_waited_for_and_batches_queue_in_the_log(rig: Rig) -> None:
+    """It listens when the log has everything, and has a full disk then: one batch at a time goes to it, none dies."""
+
     class Full(FileStorage):
         full = True
 
@@ -346,39 +360,65 @@ def test_a_sink_whose_disk_is_full_is_waited_for_and_no_message_dies_of_it(rig: 
                 raise OSError(errno.ENOSPC, "No space left on device")
             super().write(offset, data)
 
-    told: set[str] = set()
+    port = rig.ports["out"] = free_port()
+    told: list[str] = []
+    served: list[str] = []
 
     def report(progress: Progress) -> None:
-        told.update(node.error or "" for node in progress.nodes if node.state == "away")
-        Full.full = Full.full and not told
+        told.extend(node.error or "" for node in progress.nodes if node.state == "away")
+        if not served and progress.log_next == 100 and any("does not answer" in error for error in told):
+            served.append(rig.sink("out", Full))
+        Full.full = Full.full and not any("No space left" in error for error in told)
 
-    made = Pipeline("p")
-    made.source("numbers", numbers(100)).save("out", to(rig.sink("out", Full)), on_error="dead-letter")
+    made = Pipeline("p", batch_messages=40)
+    made.source("numbers", numbers(100)).save("out", to(f"127.0.0.1:{port}"), on_error="dead-letter")
     done = rig.run(made, report)
     assert (done.exit_code, done.sinks[0].dead) == (0, 0)
     assert any("the sink cannot go on now: [Errno 28] No space left on device" in error for error in told)
     assert seqs(rig.documents("out", "p.out.0")) == list(range(100))
+    (view,) = transactions(rig.path / "out.txns")
+    spans = [re.search(r":from=(\d+):c_id=(\d+)$", one.transaction) for one in view.decided if one.commit]
+    assert [(int(span[1]), int(span[2])) for span in spans if span] == [(0, 40), (40, 80), (80, 100)]
 
 
-@pytest.mark.soak
-def test_a_sink_that_is_away_is_waited_for(rig: Rig, tmp_path: Path) -> None:
-    from tests.servers.ports import free_port
+def test_behind_a_broker_a_transaction_that_lasts_is_told_with_its_votes(rig: Rig) -> None:
+    """Whoever cannot see the run's file hears of it through the control journal."""
+    heard: dict[str, InFlight] = {}
 
-    port = rig.ports["out"] = free_port()
-    states: list[str] = []
+    def until(state: str) -> None:
+        """The target takes its time with the first one: until the control journal has it in this state."""
+        if state in heard:
+            return
+        with Client(broker.address) as client:
+            for _ in range(600):
+                run = Control(client, "p").state().run
+                found = run.in_flight.get("out") if run is not None else None
+                if found is not None and found.state == state:
+                    heard[state] = found
+                    return
+                time.sleep(0.1)
 
-    def report(progress: Progress) -> None:
-        states.extend(node.state for node in progress.nodes if node.kind == "sink")
-        if "away" in states and len(states) < 10_000:
-            states.append("served")
-            if states.count("served") == 1:
-                rig.sink("out")
+    class Slow(FileStorage):
+        def prepare(self, transaction: Transaction) -> None:
+            until("staging")
+            super().prepare(transaction)
 
-    made = Pipeline("p")
-    made.source("numbers", numbers(100)).save("out", to(f"127.0.0.1:{port}"))
-    assert rig.run(made, report).exit_code == 0
-    assert "away" in states
-    assert seqs(rig.documents("out", "p.out.0")) == list(range(100))
+        def commit(self, transaction: Transaction) -> None:
+            until("telling")
+
+    made = Pipeline("p", batch_messages=10)
+    made.source("numbers", numbers(20)).save("out", to(rig.sink("out", Slow)))
+    with EmbeddedBroker(rig.path / "elsewhere") as broker:
+        summary = rig.run(made, broker=Reach(broker.address))
+        with Client(broker.address) as client:
+            run = Control(client, "p").state().run
+    assert (summary.exit_code, summary.sinks[0].delivered) == (0, 20)
+    assert [(one.begin, one.end, one.votes) for one in heard.values()] == [
+        (0, 10, {}),
+        (0, 10, {"p.out.0": True}),
+    ]
+    assert run is not None
+    assert run.in_flight == {}, "it is over"
 
 
 def test_plan_asks_the_sink_and_leaves_nothing_there(rig: Rig) -> None:

@@ -12,6 +12,7 @@ import click
 
 from penstock.base.errors import UsageError
 from penstock.cli.connection import Connection
+from penstock.connector.settings import JOURNALS
 
 if TYPE_CHECKING:
     from penstock.journal.client import AsyncClient
@@ -23,7 +24,7 @@ cookie_option = click.option(
 journals_option = click.option(
     "--journals",
     metavar="PREFIX",
-    default="connectors",
+    default=JOURNALS,
     show_default=True,
     help="Journals are PREFIX/INSTANCE.",
 )

@@ -28,6 +28,7 @@ from penstock.cli.connector_options import (
 from penstock.cli.connector_recover import recover
 from penstock.cli.connector_send import send
 from penstock.cli.connector_sinks import sink
+from penstock.connector.settings import JOURNALS
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -216,11 +217,11 @@ async def _work(
 
 
 @connector.command()
-@journals_option
+@click.option("--journals", metavar="PREFIX", help="Only workers whose journals are PREFIX/INSTANCE.")
 @broker_options
 @json_option
 @click.pass_context
-def status(ctx: click.Context, *, connection: Connection, journals: str) -> None:
+def status(ctx: click.Context, *, connection: Connection, journals: str | None) -> None:
     """Show workers, their sessions, and how far each stream is.
 
     \b
@@ -240,7 +241,7 @@ def status(ctx: click.Context, *, connection: Connection, journals: str) -> None
         _show(each)
 
 
-async def _survey(connection: Connection, journals: str) -> Sequence[WorkerStatus]:
+async def _survey(connection: Connection, journals: str | None) -> Sequence[WorkerStatus]:
     from penstock.connector.status import survey
 
     require_data(connection)
@@ -252,7 +253,8 @@ def _show(worker: WorkerStatus) -> None:
     from penstock.cli.tables import NOTHING, byte_size, table
 
     state = f"{len(worker.sessions)} sessions" if worker.answers else "does not answer"
-    click.echo(f"{worker.name} at {worker.address}: {state}")
+    where = "" if worker.journals == JOURNALS else f", journals {worker.journals}/INSTANCE"
+    click.echo(f"{visible(worker.name)} at {worker.address}: {state}{visible(where)}")
     if worker.sessions:
         titles = [
             "session>",

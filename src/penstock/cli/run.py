@@ -30,6 +30,7 @@ from penstock.cli.common import (
     wants_json,
 )
 from penstock.cli.connection import Connection, broker_beside_directory
+from penstock.cli.connector_options import FILE
 from penstock.cli.webconsole import DEFAULT_LISTEN, beside_run
 
 if TYPE_CHECKING:
@@ -102,6 +103,11 @@ def _settings(ctx: click.Context, _: click.Parameter, given: tuple[str, ...]) ->
     show_default=True,
     help="Where; a loopback address.",
 )
+@click.option(
+    "--cookie-file",
+    type=FILE,
+    help="For --console: the secret of connector workers, to move their instances. Default: none.",
+)
 @click.option("--log-level", type=click.Choice(LEVELS), default="warning", show_default=True)
 @click.option(
     "--log-format",
@@ -126,6 +132,7 @@ def run(
     http: str,
     with_console: bool,
     console_listen: str,
+    cookie_file: Path | None,
     log_level: str,
     log_format: Format,
 ) -> None:
@@ -174,7 +181,7 @@ def run(
             failed=failed,
         )
 
-    with beside_run(ctx, console_listen if with_console else None, pipeline, connection):
+    with beside_run(ctx, console_listen if with_console else None, pipeline, connection, cookie_file):
         if wants_json(ctx) or not sys.stdout.isatty():
             summary = _in_lines(carry_out)
         else:

@@ -150,12 +150,12 @@ def _secret(option: str) -> str:
         raise UsageError(f"cannot read the token from {option[1:]}: {reason}") from None
 
 
-def reaching(connection: Connection) -> Reaching:
-    """The way to the journals that the options name."""
+def reaching(connection: Connection, *, runs: Path | None = None) -> Reaching:
+    """The way to the journals that the options name; beside a run, `runs` is where that leaves its file."""
     from penstock.console.reaching import BrokerPlace, DirectoryPlace
 
     if connection.address is not None:
-        return BrokerPlace(connection.client, connection.address)
+        return BrokerPlace(connection.client, connection.address, runs)
     given = connection.data_dir != DEFAULT_DATA_DIR
     return DirectoryPlace(
         connection.data_dir, f" --data-dir {shlex.quote(str(connection.data_dir))}" if given else ""
@@ -196,21 +196,37 @@ async def _until_signalled(
 
 @contextmanager
 def beside_run(
-    ctx: click.Context, listen: str | None, pipeline: Pipeline, connection: Connection
+    ctx: click.Context,
+    listen: str | None,
+    pipeline: Pipeline,
+    connection: Connection,
+    cookie_file: Path | None,
 ) -> Iterator[None]:
     """The console for the time of a run, if one is wanted."""
     if listen is None:
+        if cookie_file is not None:
+            raise UsageError("--cookie-file is for the console of a run", hint="give --console as well")
         yield
         return
     _require_extra()
+    from penstock.console.access import is_loopback
     from penstock.console.definitions import Definitions
     from penstock.console.serving import beside
 
+    host = listen.rpartition(":")[0].strip("[]")
+    if host and not is_loopback(host):
+        raise UsageError(
+            f"--console-listen {listen} is not a loopback address",
+            hint="for others start `penstock console` beside the run: it takes --token or --users, and TLS",
+        )
     settings, secrets = given_values(ctx)
     files = {pipeline.name: pipeline.file} if pipeline.file else {}
     definitions = Definitions(files, recorded=False, settings=settings, secrets=secrets)
     made = door(listen, None, None, read_only=False, cert=None, key=None)
-    with beside(
-        reaching(connection), definitions, made, lambda address: click.echo(f"console: {address}", err=True)
-    ):
+
+    def ready(address: str) -> None:
+        click.echo(f"console: {address}", err=True)
+
+    place = reaching(connection, runs=connection.data_dir)
+    with beside(place, definitions, made, ready, cookie=cookie_of(cookie_file)):
         yield

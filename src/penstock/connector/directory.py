@@ -29,6 +29,7 @@ PROBE = "probe="
 MINE, LEAVING = 1, 2
 """What an owner answers, as credits: it has the instance, or is about to let it go."""
 _PATIENCE = 5.0
+_NAME = "_workers"
 _TELLS_NOTHING = ("Bad cookie", "Unknown protocol version")
 
 
@@ -40,7 +41,13 @@ class Entry(NamedTuple):
 
 
 def directory_journal(prefix: str) -> str:
-    return f"{prefix}/_workers"
+    return f"{prefix}/{_NAME}"
+
+
+async def prefixes(client: AsyncClient) -> Sequence[str]:
+    """The prefixes of journals that workers were started with, one after the other or at once."""
+    found = await client.list(labels.parse_selector(f"{records.INSTANCE_LABEL}={_NAME}"))
+    return [journal.spec.name.removesuffix(f"/{_NAME}") for journal in found]
 
 
 def _label(owner: Owner) -> str:
@@ -55,7 +62,7 @@ def _registers(entry: Entry) -> LabelSet:
 
 async def enter(client: AsyncClient, prefix: str, entry: Entry, *, replication: int, store: str) -> None:
     journal = directory_journal(prefix)
-    await ensure(client, journal_spec(journal, "_workers", replication=replication, store=store))
+    await ensure(client, journal_spec(journal, _NAME, replication=replication, store=store))
     await client.append(journal, records.claim(entry.owner.name), union=_registers(entry))
 
 

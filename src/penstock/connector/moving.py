@@ -65,7 +65,7 @@ def move(workers: Sequence[WorkerStatus], what: str, target: str, cookie: bytes)
             return Moved(instance, each.address, target)
     raise PenstockError(
         f"no worker has an instance or an open stream called '{what}'",
-        hint="`penstock connector status` lists workers and streams",
+        hint="`penstock connector status` lists workers and streams; of journals with another prefix: --journals",
     )
 
 
@@ -89,7 +89,5 @@ def _asked(worker: WorkerStatus, what: str, target: str, cookie: bytes) -> str |
         return str(msgspec.json.decode(answer)["instance"])
     if code == 404:
         return None
-    hint = (
-        "give the cookie that the worker was started with (--cookie-file; `penstock console` takes it, too)"
-    )
+    hint = "give the cookie that the worker was started with: --cookie-file, also of `console` and `run --console`"
     raise PenstockError(f"the worker at {worker.address} refused: {text}", hint=hint if code == 403 else None)

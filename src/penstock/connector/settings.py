@@ -14,6 +14,8 @@ from penstock.connector.frames import MAX_FRAME, SOURCE_VERSION
 _INSTANCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 MAX_PARTITIONS: Final = 256
+JOURNALS: Final = "connectors"
+"""The prefix of the names of journals, unless a worker is told another one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What workers tell about themselves: typed records, `/status` and `/metrics`, and how to ask all workers.
 
-await survey(client, prefix)      every worker in the directory, with its sessions and streams
+await survey(client)              every worker of any prefix, with its sessions and streams
+await survey(client, prefix)      those that have their journals under one
 snapshot(worker)                  the same of a worker in this process
 """
 
@@ -67,6 +68,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     streams: list[StreamStatus] = []
     counters: dict[str, int] = {}
     recent: list[str] = []
+    journals: str = ""
+    """The prefix of its journals, where a directory has told: between workers of one prefix instances can move."""
 
 
 def snapshot(worker: Worker) -> WorkerStatus:
@@ -168,15 +171,23 @@ def _labels(**values: object) -> str:
     return ",".join(f'{name}="{escaped(value)}"' for name, value in values.items())
 
 
-async def survey(client: AsyncClient, prefix: str) -> Sequence[WorkerStatus]:
-    """Every worker of the directory; those that do not answer as well."""
+async def survey(client: AsyncClient, prefix: str | None = None) -> Sequence[WorkerStatus]:
+    """Every worker of a directory, or of all that there are; those that do not answer as well."""
+    if prefix is not None:
+        return await _listed(client, prefix)
+    found = await asyncio.gather(*(_listed(client, each) for each in await directory.prefixes(client)))
+    return [worker for workers in found for worker in workers]
+
+
+async def _listed(client: AsyncClient, prefix: str) -> list[WorkerStatus]:
     try:
         known = await directory.workers(client, prefix)
     except JournalError as error:
         if error.status == Status.JOURNAL_NOT_FOUND:
             return []
         raise
-    return await asyncio.gather(*(_asked(entry) for entry in known))
+    asked = await asyncio.gather(*(_asked(entry) for entry in known))
+    return [msgspec.structs.replace(one, journals=prefix) for one in asked]
 
 
 async def _asked(entry: directory.Entry) -> WorkerStatus:

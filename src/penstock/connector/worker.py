@@ -29,7 +29,7 @@ from penstock.connector.instances import Instance
 from penstock.connector.partitions import open_instance
 from penstock.connector.registry import Decision, Owner, decision, owner_of
 from penstock.connector.serving import Peer
-from penstock.connector.settings import NotHereError, WorkerSettings, WorkerTls, split
+from penstock.connector.settings import JOURNALS, NotHereError, WorkerSettings, WorkerTls, split
 from penstock.journal.client import AsyncClient, BrokerGoneError, JournalError, TimedOutError, backoff
 from penstock.journal.protocol import Status
 
@@ -47,7 +47,7 @@ class Worker:
         self,
         settings: WorkerSettings,
         client: AsyncClient | None = None,
-        journals: str = "connectors",
+        journals: str = JOURNALS,
         *,
         name: str = "worker",
         replication: int = 1,

@@ -46,6 +46,8 @@ class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     numbers: tuple[int, ...] = ()
     to: str = ""
     """Of an instance that moves: the worker to go to."""
+    journals: str = ""
+    """Of an instance: the prefix of its journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +122,9 @@ class Actions:
         paused = wish.action == "pause"
         with self._reaching.looking() as directory:
             changed = editing.pause(directory, pipeline, wish.sink, who, paused=paused)
-        state = "paused" if paused else "not paused"
-        return Outcome(True, [f"{wish.sink} is {state}{'' if changed else ' already'}."])
+        if paused:
+            return Outcome(True, [f"{wish.sink} is paused{'' if changed else ' already'}."])
+        return Outcome(True, [f"{wish.sink} {'goes on' if changed else 'was not paused'}."])
 
     def _ack(self, pipeline: str, wish: Wish, who: str) -> Outcome:
         _require(bool(wish.offsets) and len(wish.offsets) <= _MOST_OFFSETS, "offsets to acknowledge")

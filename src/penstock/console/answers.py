@@ -1,6 +1,7 @@
 """Answers of the console: JSON, what is wrong, and events; all under one policy.
 
-By it a page loads nothing from elsewhere, and no other page can show it in a frame.
+By it a page loads nothing from elsewhere, and no other page can show it in a frame. Only the page itself is told who
+referred to it: a browser that may tell nobody says that the login form has no origin.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ HEADERS = {
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",

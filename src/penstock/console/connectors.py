@@ -15,7 +15,7 @@ from penstock.base.errors import UsageError
 from penstock.base.secrets import mask
 from penstock.base.units import counted
 from penstock.connector import moving
-from penstock.connector.settings import split
+from penstock.connector.settings import JOURNALS, split
 from penstock.connector.status import WorkerStatus, survey
 from penstock.console.actions import Outcome, Plan, Wish
 from penstock.console.reaching import Reaching
@@ -25,8 +25,6 @@ from penstock.journal.client import AsyncClient, Client
 from penstock.log import audit
 from penstock.pipeline.clock import now_us
 
-PREFIX = "connectors"
-"""Where workers keep their journals unless told otherwise."""
 _MOST = 1000
 _MOST_DEEDS = 20
 
@@ -45,23 +43,23 @@ class Connectors:
 
     def plan(self, wish: Wish) -> Plan:
         """What moving an instance would do."""
-        _require_move(wish)
+        prefix = _require_move(wish)
         with self._reaching.looking() as directory:
-            workers = asyncio.run(_asked(directory.client))
+            workers = asyncio.run(_asked(directory.client, prefix))
         return plan_move(workers, wish, self._reaching.options, with_cookie=bool(self._cookie))
 
     def carry_out(self, wish: Wish, who: str) -> Outcome:
-        _require_move(wish)
+        prefix = _require_move(wish)
         with self._reaching.looking() as directory:
-            workers = asyncio.run(_asked(directory.client))
+            workers = asyncio.run(_asked(directory.client, prefix))
             moved = moving.move(workers, wish.sink, wish.to, self._cookie)
-            moved = moving.recorded(directory.client, PREFIX, moved, who, now_us())
+            moved = moving.recorded(directory.client, prefix, moved, who, now_us())
         lines = [f"Instance {moved.instance} {moved.words}.", moved.unrecorded]
         return Outcome(True, [line for line in lines if line])
 
 
 def plan_move(workers: Sequence[WorkerStatus], wish: Wish, options: str, *, with_cookie: bool) -> Plan:
-    """What would happen to an instance and its connectors. Pure."""
+    """What would happen to an instance and its connectors; the workers are those of its prefix. Pure."""
     split(wish.to)
     instance, target = wish.sink, wish.to
     here = next((one for one in workers if one.answers and _has(one, instance)), None)
@@ -78,12 +76,12 @@ def plan_move(workers: Sequence[WorkerStatus], wish: Wish, options: str, *, with
     ]
     if (warning := moving.unknown(workers, target)) is not None:
         changes.append(f"Careful: {warning}. Programs that are sent there wait until there is one.")
-    cookie = " --cookie-file FILE" if with_cookie else ""
+    options = f"{' --cookie-file FILE' if with_cookie else ''}{_told_prefix(wish.journals)}{options}"
     return Plan(
         f"Move instance {instance} to {target}",
         "Move",
         changes,
-        f"penstock connector migrate {shlex.quote(instance)} --to {shlex.quote(target)}{cookie}{options}",
+        f"penstock connector migrate {shlex.quote(instance)} --to {shlex.quote(target)}{options}",
         reason=_refusal(here, instance, target),
     )
 
@@ -99,9 +97,15 @@ def _has(worker: WorkerStatus, instance: str) -> bool:
     return instance in held
 
 
-def _require_move(wish: Wish) -> None:
+def _require_move(wish: Wish) -> str:
+    """The prefix of the instance that is to move."""
     if wish.action != moving.ACTION:
         raise UsageError(f"there is no action '{wish.action}' on a connector")
+    return wish.journals or JOURNALS
+
+
+def _told_prefix(prefix: str) -> str:
+    return f" --journals {shlex.quote(prefix)}" if prefix not in ("", JOURNALS) else ""
 
 
 def _read(client: Client) -> Json:
@@ -123,6 +127,6 @@ def told(one: WorkerStatus) -> Json:
     }
 
 
-async def _asked(client: Client) -> list[WorkerStatus]:
+async def _asked(client: Client, prefix: str | None = None) -> list[WorkerStatus]:
     async with AsyncClient(client.address, tls=client.tls, tokens=client.tokens) as there:
-        return list(await survey(there, PREFIX))
+        return list(await survey(there, prefix))

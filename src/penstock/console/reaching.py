@@ -67,16 +67,22 @@ class Reaching(Protocol):
 
 
 class BrokerPlace:
-    """The journals of a broker that was named."""
+    """The journals of a broker that was named. `runs` is the data directory of the run that this is beside."""
 
-    def __init__(self, client: Callable[[], AbstractContextManager[Client]], address: str) -> None:
+    def __init__(
+        self,
+        client: Callable[[], AbstractContextManager[Client]],
+        address: str,
+        runs: Path | None = None,
+    ) -> None:
         self._stack = ExitStack()
         self._client = self._stack.enter_context(client())
         self._address = address
+        self._runs = runs
 
     @contextmanager
     def looking(self) -> Iterator[Directory]:
-        yield Directory(self._client)
+        yield Directory(self._client, runs=self._runs)
 
     @contextmanager
     def editing(self, who: str) -> Iterator[Editor]:

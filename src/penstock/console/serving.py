@@ -53,7 +53,7 @@ class Door:
         if not is_loopback(host) and self.cert_file is None:
             raise UsageError(
                 f"on {self.listen} secrets and messages would go over the network in the open",
-                hint="give --cert-file and --key-file of TLS; or listen on 127.0.0.1",
+                hint="give --tls-cert and --tls-key; or listen on 127.0.0.1",
             )
         return Options(host, int(port), self._tls())
 

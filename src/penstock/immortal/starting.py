@@ -239,7 +239,7 @@ class Life:
         coordinator.state = State.restored(self._options.name, head.state, kept)
         self._pending = head.state.pending
         coordinator.is_replaying = True
-        self._tell(f"Recovering from checkpoint {entry.number}")
+        self._tell(f"Recovering from checkpoint {entry.number}: record {entry.sequence} is next")
         await coordinator.binding.checkpoint(coordinator.state.committer, entry.size, loaded.blob())
         coordinator.delivered_end = entry.log_offset
 

@@ -135,6 +135,11 @@ class LocalSpool(SpoolFiles):
             return self._published
         return self._file.fragment.end if self._file is not None else self.spool.end
 
+    @property
+    def is_flushing(self) -> bool:
+        """Whether commits are being synced, or readers being told of them."""
+        return self._flushing
+
     # What the owner does.
 
     async def ready(self) -> None:

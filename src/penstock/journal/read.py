@@ -29,6 +29,7 @@ MAX_CHUNK = 1 << 20
 BLOCK = 1 << 20
 JUMP_AGE = 6 * 3600
 _SMALL = 1 << 16
+_MOMENT = 0.001
 _URL_LIFE = timedelta(minutes=1)
 _O_WRONLY = 2
 
@@ -55,6 +56,9 @@ async def read(
             if replica.waits_ended:
                 return
             await changed.wait()
+            continue
+        if found is None and replica.is_about_to_show:
+            await asyncio.sleep(_MOMENT)  # or else the write head would be told of, and not what is before it
             continue
         response = ReadResponse(offset=offset, write_head=replica.write_head)
         if first:

@@ -98,6 +98,11 @@ class Replica(Stored):
         return max(self.local.committed_end, self.index.end)
 
     @property
+    def is_about_to_show(self) -> bool:
+        """Whether a sync has ended, in its thread, of which readers see nothing before the loop's next turn."""
+        return self.local.is_flushing and self.write_head > self.index.end
+
+    @property
     def unpersisted(self) -> list[Fragment]:
         """Fragments that are in no store yet, the one under construction included."""
         building = [self.local.fragment] if self.local.fragment.length else []

@@ -31,6 +31,7 @@ from penstock.log.journals import (
     read_whole,
     steadily,
 )
+from penstock.log.transaction import Transaction
 
 RUN_BEGIN, RUN_BEAT, RUN_END = "run-begin", "run-beat", "run-end"
 PAUSE, RESUME = "pause", "resume"
@@ -87,6 +88,8 @@ class RunMark(msgspec.Struct, frozen=True):
     """The shape of the pipeline: nodes and edges, as `penstock graph` tells them."""
     standing: dict[str, Standing] = {}
     """The sinks that stand still while it runs, as of its last beat."""
+    in_flight: dict[str, Transaction] = {}
+    """The two-phase commits of its sinks that take their time, as of its last beat."""
 
     def alive(self, now: int) -> bool:
         """Whether it is taken to run still, at `now` (us)."""
@@ -118,7 +121,8 @@ class ControlState(msgspec.Struct, frozen=True):
         if entry.action == RUN_BEAT:
             beat = max(self.run.beat, entry.time)
             standing = msgspec.convert(entry.detail.get("standing") or {}, dict[str, Standing])
-            return replace(self, run=replace(self.run, beat=beat, standing=standing))
+            in_flight = msgspec.convert(entry.detail.get("in_flight") or {}, dict[str, Transaction])
+            return replace(self, run=replace(self.run, beat=beat, standing=standing, in_flight=in_flight))
         if entry.action == RUN_END:
             code = entry.detail.get("exit_code")
             ended = replace(self.run, ended=True, exit_code=code if isinstance(code, int) else None)
@@ -192,9 +196,9 @@ class Control:
         return steadily(lambda: self._changed_since(byte))
 
     def _changed_since(self, byte: int) -> tuple[int, list[ControlEntry]]:
-        begin, head = extent(self._client, self.journal)
-        if byte >= head:
+        if byte and self._client.head(self.journal) <= byte:  # as mostly, twice a second
             return byte, []
+        begin, head = extent(self._client, self.journal)
         if byte < begin:
             content = self._content()
             return content.end, [*content.summary.kept, *content.entries]

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 STAGING, VOTED, ABORTED, DECIDED, TELLING = "staging", "voted", "aborted", "decided", "telling"
+LASTING_SECONDS = 1.0
+"""One that is over sooner is of no interest to those who hear of it through a journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,10 @@ class Transaction:
     def now(self, state: str, at: int) -> Transaction:
         """The same, in another state."""
         return replace(self, state=state, since=at)
+
+    def lasts(self, at: int) -> bool:
+        """Whether it takes its time, as of `at` (us)."""
+        return at - self.began >= LASTING_SECONDS * 1_000_000
 
     @property
     def words(self) -> str:

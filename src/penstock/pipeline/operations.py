@@ -101,11 +101,22 @@ def utc(ts: int) -> str:
 class Directory:
     """The pipelines of a data directory, or of a broker. Each call answers for the moment of the call."""
 
-    def __init__(self, client: Client, directory: DataDir | None = None, owner: Owner | None = None) -> None:
-        """Without a directory it is a broker's: no lock tells who runs, and no cache tells where messages are."""
+    def __init__(
+        self,
+        client: Client,
+        directory: DataDir | None = None,
+        owner: Owner | None = None,
+        *,
+        runs: Path | None = None,
+    ) -> None:
+        """Without a directory it is a broker's: no lock tells who runs, and no cache tells where messages are.
+
+        `runs` is where a run that has its journals at that broker leaves its file, for those beside it.
+        """
         self.client = client
         self.directory = directory
         self.owner = owner
+        self._runs = runs
 
     @property
     def place(self) -> str:
@@ -211,8 +222,12 @@ class Directory:
         return deadletters.load(self.client, pipeline)
 
     def run_file(self, pipeline: str) -> RunFile | None:
-        """What the newest run left in the data directory."""
-        return published(self.directory.path, pipeline) if self.directory else None
+        """What the newest run left in the data directory; of a broker's, if that run is beside us."""
+        if self.directory is not None:
+            return published(self.directory.path, pipeline)
+        found = published(self._runs, pipeline) if self._runs is not None else None
+        newest = self.control(pipeline).state().run if found is not None else None
+        return found if found is not None and newest is not None and newest.run == found.run else None
 
     def run(self, pipeline: str, now: int) -> RunStatus | None:
         """The run that goes on now, if one does."""

@@ -31,10 +31,9 @@ from py4j.protocol import Py4JError
 from penstock.adaptors.base import Adaptor
 from penstock.base import faults
 from penstock.base.errors import InUseError, PenstockError
-from penstock.base.secrets import mask
 from penstock.journal.client import BrokerGoneError, TimedOutError
 from penstock.log.commitlog import CommitLog
-from penstock.log.control import BEAT_SECONDS, PAUSE, RESUME, STANDING, Control, Standing
+from penstock.log.control import BEAT_SECONDS, PAUSE, RESUME, Control
 from penstock.log.keeping import keep
 from penstock.log.offsets import OffsetLog
 from penstock.log.schema import LatestSchemas
@@ -321,7 +320,7 @@ class _Run:
             if reason := self._stuck():
                 self._ingest.give_up(reason)
         if self._place.remote:
-            self.signs.stand(self._standing())
+            self.signs.tell(self._sinks)
         given = self._ingest.given  # nobody is behind for a transaction that cannot be had yet
         for sink in self._sinks:
             sink.watch(given)
@@ -348,14 +347,6 @@ class _Run:
                     self._pause(sink.names)
                 elif entry.sink in sink.names and entry.action == RESUME:
                     sink.resume()
-
-    def _standing(self) -> dict[str, Standing]:
-        return {
-            name: Standing(sink.state, mask(first_line(sink.error)) if sink.error else None)
-            for sink in self._sinks
-            if sink.state in STANDING
-            for name in sorted(sink.names)
-        }
 
     def _pause(self, names: frozenset[str] | set[str]) -> None:
         for sink in self._sinks:

@@ -1,7 +1,8 @@
-"""The signs that a run leaves in the control journal: that it began, lives and ended, and whom it does not feed.
+"""The signs that a run leaves in the control journal: that it began, lives and ended, and how some of its sinks stand.
 
 Who has its data directory sees much more in its file (`progress.py`). For the others, behind a broker, these signs must
-do: by them they know that it runs, and which of its sinks stand still, so that these can be edited meanwhile.
+do: by them they know that it runs, which of its sinks stand still, so that these can be edited meanwhile, and which
+two-phase commits take their time, with their votes. What changes all the time is not told here: a journal keeps it.
 """
 
 from __future__ import annotations
@@ -9,17 +10,44 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from penstock.base import process
-from penstock.log.control import RUN_BEAT, RUN_BEGIN, RUN_END, Control, ControlEntry, Detail, Standing
+from penstock.base.errors import PenstockError
+from penstock.base.secrets import mask
+from penstock.log.control import (
+    RUN_BEAT,
+    RUN_BEGIN,
+    RUN_END,
+    STANDING,
+    Control,
+    ControlEntry,
+    Detail,
+    Standing,
+)
+from penstock.log.transaction import Transaction
 from penstock.pipeline.clock import now_us
 from penstock.pipeline.definition import Pipeline
+from penstock.pipeline.errortext import first_line
 from penstock.pipeline.graph import as_values, graph_of
 from penstock.pipeline.identity import source_identity
+
+
+class Sink(Protocol):
+    """What is told of a sink, or of several that commit together (`supervisor.SupervisedSink`)."""
+
+    state: str
+    error: PenstockError | None
+
+    @property
+    def names(self) -> frozenset[str]: ...
+
+    @property
+    def transactions(self) -> Mapping[str, Transaction]: ...
 
 
 class Signs:
@@ -30,7 +58,7 @@ class Signs:
         """Where its `/status` and `/metrics` are."""
         self._control = control
         self._run = run
-        self._standing: Mapping[str, Standing] = {}
+        self._told: Detail = {}
         self._lock = threading.Lock()
 
     def begin(self, pipeline: Pipeline) -> None:
@@ -45,20 +73,20 @@ class Signs:
     def beat(self) -> None:
         """To be given every few seconds."""
         with self._lock:
-            self._beat(self._standing)
+            self._beat(self._told)
 
-    def stand(self, standing: Mapping[str, Standing]) -> None:
-        """Tell which sinks stand still, at once if that has changed: somebody may wait for it."""
+    def tell(self, sinks: Sequence[Sink]) -> None:
+        """Tell how the sinks stand, at once if that has changed: somebody may wait for it."""
+        told = standing(sinks, now_us())
         with self._lock:
-            if standing != self._standing:
-                self._beat(standing)
-                self._standing = standing
+            if told != self._told:
+                self._beat(told)
+                self._told = told
 
     def end(self, exit_code: int) -> None:
         self._note(RUN_END, {"exit_code": exit_code})
 
-    def _beat(self, standing: Mapping[str, Standing]) -> None:
-        told: Detail = {"standing": msgspec.to_builtins(standing)} if standing else {}
+    def _beat(self, told: Detail) -> None:
         self._note(RUN_BEAT, {**self._who(), **told})
 
     def _who(self) -> Detail:
@@ -72,3 +100,21 @@ class Signs:
     def _note(self, action: str, detail: Detail) -> None:
         entry = ControlEntry(now_us(), "penstock run", action, None, {"run": self._run, **detail})
         self._control.append(entry)
+
+
+def standing(sinks: Sequence[Sink], now: int) -> Detail:
+    """The sinks that stand still at `now` (us), and the transactions that have lasted for a while by then."""
+    still = {
+        name: Standing(sink.state, mask(first_line(sink.error)) if sink.error else None)
+        for sink in sinks
+        if sink.state in STANDING
+        for name in sorted(sink.names)
+    }
+    in_flight = {
+        name: transaction
+        for sink in sinks
+        for name, transaction in sink.transactions.items()
+        if transaction.lasts(now)
+    }
+    told = {"standing": still, "in_flight": in_flight}
+    return {name: msgspec.to_builtins(what) for name, what in told.items() if what}

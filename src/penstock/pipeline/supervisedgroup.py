@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.positions import LogPoint
+from penstock.log.transaction import Transaction
 from penstock.pipeline.atomic import GROUP
 from penstock.pipeline.definition import SinkNode
 from penstock.pipeline.namespace import Namespace
@@ -70,11 +71,13 @@ class SupervisedGroup(SupervisedSink):
     def names(self) -> frozenset[str]:
         return frozenset(node.name for node in self.nodes)
 
+    @property
+    def transactions(self) -> dict[str, Transaction]:
+        found = {one.node.name: one.runner.transaction for one in self.members}
+        return {name: transaction for name, transaction in found.items() if transaction is not None}
+
     def progresses(self, end: LogPoint) -> list[NodeProgress]:
-        return [
-            self._progress_of(one.node, one.commit, one.first, end, one.runner.transaction)
-            for one in self.members
-        ]
+        return [self._progress_of(one.node, one.commit, one.first, end) for one in self.members]
 
     def summaries(self, end: LogPoint) -> list[SinkSummary]:
         return [self._summary_of(one.node, one.commit, one.first, end) for one in self.members]

@@ -227,6 +227,12 @@ class SupervisedSink:
         if not self.idle:
             self.state = "done" if self.reason is None else self.state
 
+    @property
+    def transactions(self) -> dict[str, Transaction]:
+        """The two-phase commits on their way, by the names of their nodes."""
+        found: Transaction | None = getattr(self._batches, "transaction", None)
+        return {self.node.name: found} if found is not None else {}
+
     def progresses(self, end: LogPoint) -> list[NodeProgress]:
         """What is shown of each node that it stands for."""
         return [self.progress(end)]
@@ -235,20 +241,12 @@ class SupervisedSink:
         return [self.summary(end)]
 
     def progress(self, end: LogPoint) -> NodeProgress:
-        transaction: Transaction | None = getattr(self._batches, "transaction", None)
-        return self._progress_of(self.node, self.commit, self._first, end, transaction)
+        return self._progress_of(self.node, self.commit, self._first, end)
 
     def summary(self, end: LogPoint) -> SinkSummary:
         return self._summary_of(self.node, self.commit, self._first, end)
 
-    def _progress_of(
-        self,
-        node: SinkNode,
-        commit: Commit,
-        first: Commit,
-        end: LogPoint,
-        transaction: Transaction | None = None,
-    ) -> NodeProgress:
+    def _progress_of(self, node: SinkNode, commit: Commit, first: Commit, end: LogPoint) -> NodeProgress:
         trouble = self.error or self.reason
         limit = self.node.max_lag or MaxLag()
         aborts: int = getattr(self._batches, "aborts", 0)
@@ -271,7 +269,7 @@ class SupervisedSink:
             gauges={"aborts": float(aborts)} if aborts else {},
             max_lag_bytes=limit.bytes,
             max_lag_seconds=limit.seconds,
-            transaction=transaction,
+            transaction=self.transactions.get(node.name),
         )
 
     def _summary_of(self, node: SinkNode, commit: Commit, first: Commit, end: LogPoint) -> SinkSummary:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from penstock.journal import labels
 from penstock.log import deadletters, offsets
-from penstock.log.control import ControlState
+from penstock.log.control import ControlState, RunMark
 from penstock.log.deadletters import DeadLetter
 from penstock.log.journals import (
     KIND_LABEL,
@@ -211,7 +211,7 @@ class Watched:
                 node=node,
             )
             if run and node is None:
-                status = _standing(status, self.control)
+                status = _beaten(status, self.control.run)
             if not run and file is not None:
                 status = replace(status, error=stopped_by(file, sink, status.watermark) or status.error)
             found.append(status)
@@ -234,9 +234,12 @@ def _told(node: NodeProgress | None, now: int) -> Pending | None:
     return Pending(node.lag_bytes, now - int(node.lag_seconds * 1_000_000) if node.lag else None)
 
 
-def _standing(status: SinkStatus, control: ControlState) -> SinkStatus:
-    """A sink of a run that has its file elsewhere: that it stands still, and why, is known from its beat."""
-    stands = control.run.standing.get(status.sink) if control.run else None
+def _beaten(status: SinkStatus, run: RunMark | None) -> SinkStatus:
+    """A sink of a run that has its file elsewhere: that it stands still, or votes, is known from the run's beat."""
+    if run is None:
+        return status
+    status = replace(status, transaction=run.in_flight.get(status.sink))
+    stands = run.standing.get(status.sink)
     return replace(status, state=stands.state, error=stands.error) if stands else status
 
 

@@ -88,7 +88,7 @@ function banner() {
 const told = new Map();
 function announce() {
   for (const view of store.pipelines.values()) {
-    const now = view.tone === "bad" ? view.trouble?.[0] : "";
+    const now = view.tone === "bad" ? view.trouble?.[0]?.replace(/, [\d,]+ behind$/, "") : ""; // how far changes all the time
     if (now && told.get(view.name) !== now && told.has(view.name)) say(`${view.name}: ${now}`);
     told.set(view.name, now);
   }

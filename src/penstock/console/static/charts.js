@@ -7,6 +7,7 @@ const STEP = 20, KEPT = 180;
 
 function path(values, width, height, top) {
   const padded = [...Array(Math.max(0, KEPT - values.length)).fill(null), ...values].slice(-KEPT);
+  if (padded.at(-2) === null) padded[KEPT - 2] = padded.at(-1); // what has just begun is seen as a short line
   let line = "", area = "", open = false, lastX = 0;
   padded.forEach((value, at) => {
     const x = (at / (KEPT - 1)) * width;
@@ -17,7 +18,7 @@ function path(values, width, height, top) {
     open = true;
     lastX = x;
   });
-  if (open) { area += `L${lastX.toFixed(1)} ${height}Z`; if (values.filter((v) => v !== null).length === 1) line += "h2"; }
+  if (open) area += `L${lastX.toFixed(1)} ${height}Z`;
   return { line, area };
 }
 

@@ -5,10 +5,10 @@ import { h } from "./dom.js";
 import { facts, message } from "./messages.js";
 import { missing, top } from "./pipeline.js";
 import { ask, of, store } from "./store.js";
-import { count, counted, time } from "./words.js";
+import { count, time } from "./words.js";
 
 let state = { for: "" }, settled = false;
-const letters = new Map(), chosen = new Set();
+const letters = new Map();
 
 function show(name, number, again) {
   const id = `${name}/${number}`;
@@ -16,21 +16,30 @@ function show(name, number, again) {
   ask(`${of(name)}/dead/${number}`).then((found) => letters.set(id, { found }), (error) => letters.set(id, { error })).then(again);
 }
 
+function buttons(name, reason, numbers, which, done) {
+  return h("div", { class: "foot" }, reason.source ? h("span", { class: "dim" }, "It cannot be replayed: mend it at the source, then give the letter up.") : h("button", { class: "primary", onclick: () => actOn(name, { action: "replay", numbers }, done) }, `Replay ${which}`),
+    h("button", { onclick: () => actOn(name, { action: "drop", numbers }, done) }, `Give ${which} up`));
+}
+
+function letter(name, reason, one, done) {
+  if (one.error) return problem(one.error);
+  const { found } = one, alone = reason.count === 1 || settled;
+  return h("div", { class: "letter", key: found.number }, h("h3", {}, `Letter ${found.number}: message ${found.offset < 0 ? "never logged" : count(found.offset)}`), h("p", {}), message(found), h("p", {}), facts(found), h("p", {}),
+    alone ? null : buttons(name, reason, [found.number], `letter ${found.number}`, done));
+}
+
 function group(name, reason, again) {
-  const mine = reason.numbers.filter((number) => chosen.has(number));
-  const numbers = mine.length ? mine : reason.numbers;
-  const done = () => { state = { for: "" }; chosen.clear(); letters.clear(); again(); };
-  const all = mine.length ? counted(mine.length, "chosen letter") : reason.count === 1 ? "it" : `all ${count(reason.count)}`;
-  return h("div", { class: "reason", key: reason.numbers[0] },
+  const { numbers } = reason;
+  const done = () => { state = { for: "" }; letters.clear(); again(); };
+  const which = reason.count === 1 ? "it" : numbers.length < reason.count ? `the first ${count(numbers.length)}` : `all ${count(reason.count)}`;
+  return h("div", { class: "reason", key: numbers[0] },
     h("div", {}, h("span", { class: "chip bad" }, count(reason.count)), " ", reason.source ? "found by source " : "refused on the way to ", h("b", {}, reason.sink), reason.node === reason.sink ? "" : [" by ", h("b", {}, reason.node)], h("span", { class: "dim" }, `, ${reason.namespaces.join(", ")}`)),
     h("p", { class: "why" }, reason.error),
-    h("p", { class: "dim num" }, reason.count === 1 ? time(reason.first_time) : `from ${time(reason.first_time)} to ${time(reason.last_time)}`),
-    h("div", { class: "numbers", role: "group", "aria-label": "Letters" }, reason.numbers.slice(0, 60).map((number) => h("button", { class: "small", "aria-expanded": String(letters.has(`${name}/${number}`)), onclick: () => show(name, number, again) }, `letter ${number}`)),
+    h("p", { class: "dim num" }, reason.first_time === reason.last_time ? time(reason.first_time) : `from ${time(reason.first_time)} to ${time(reason.last_time)}`),
+    h("div", { class: "numbers", role: "group", "aria-label": "Letters" }, numbers.slice(0, 60).map((number) => h("button", { class: "small", "aria-expanded": String(letters.has(`${name}/${number}`)), onclick: () => show(name, number, again) }, `letter ${number}`)),
       reason.count > 60 ? h("span", { class: "dim" }, `and ${count(reason.count - 60)} more`) : null),
-    reason.numbers.map((number) => letters.get(`${name}/${number}`)).filter(Boolean).map((one) => one.error ? problem(one.error)
-      : h("div", { class: "letter", key: one.found.number }, h("h3", {}, `Letter ${one.found.number}: message ${one.found.offset < 0 ? "never logged" : count(one.found.offset)}`), h("p", {}), message(one.found), h("p", {}), facts(one.found), h("p", {}))),
-    settled ? null : h("div", { class: "foot" }, reason.source ? h("span", { class: "dim" }, "It cannot be replayed: mend it at the source, then give the letter up.") : h("button", { class: "primary", onclick: () => actOn(name, { action: "replay", numbers }, done) }, `Replay ${all}`),
-      h("button", { onclick: () => actOn(name, { action: "drop", numbers }, done) }, `Give ${all} up`)));
+    numbers.map((number) => letters.get(`${name}/${number}`)).filter(Boolean).map((one) => letter(name, reason, one, done)),
+    settled ? null : buttons(name, reason, numbers, which, done));
 }
 
 export const dead = {

@@ -3,8 +3,8 @@
 import { h } from "./dom.js";
 import { bytes, count, rate, short } from "./words.js";
 
-const WIDTHS = { source: 150, log: 152, function: 142, sink: 178 };
-const HIGH = 94, GAP_X = 46, GAP_Y = 18;
+const WIDTHS = { source: 146, log: 150, function: 146, sink: 176 };
+const HIGH = 100, GAP_X = 48, GAP_Y = 18;
 const SMALLEST = 0.72, PHONE = 640, EDGES = 46;
 const LOG = "\u0000log";
 
@@ -59,8 +59,9 @@ function edge(view, from, to, plan, below) {
   const moves = to === LOG ? (view.rate ?? 0) : flow(view, to, below);
   const parts = [h("path", { class: `edge ${moves > 0 ? "flows" : tone}`, d })];
   if (moves > 0) parts.push(h("path", { class: "drops", d, "--pace": `${Math.max(0.25, 1.6 - Math.log10(1 + moves) * 0.3).toFixed(1)}s` }));
-  const text = moves > 0 ? rate(moves) : node?.kind === "sink" && node.lag ? `${short(node.lag)} behind` : "";
-  if (text) parts.push(h("text", { x: x2 - GAP_X / 2, y: y1 === y2 ? y2 - 9 : y2 - 14 }, text));
+  const label = (text, at) => parts.push(h("text", { x: x2 - GAP_X / 2, y: at }, text));
+  if (moves > 0) label(rate(moves), y2 - 9);
+  else if (node?.kind === "sink" && node.lag) { label(short(node.lag), y2 - 9); label("behind", y2 + 17); }
   return parts;
 }
 

@@ -27,7 +27,7 @@ const chip = (tone, text) => h("span", { class: `chip ${tone}` }, h("span", { cl
 function brokers(found) {
   const cluster = found.cluster, members = cluster?.members ?? found.brokers;
   return members.length ? h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Broker"), ["Primary of", "Replica of"].map((t) => h("th", { scope: "col", class: "n" }, t)))),
-    h("tbody", {}, members.map((one) => h("tr", { key: one.name }, h("td", {}, one.name, one.leader ? [" ", chip("ok", "leader")] : null, one.exiting ? [" ", chip("warn", "exiting")] : null, one.endpoint ? h("div", { class: "dim" }, one.endpoint) : null), h("td", { class: "n" }, count(one.primary)), h("td", { class: "n" }, count(one.replica)))))) : h("p", { class: "dim" }, "No journal has a broker.");
+    h("tbody", {}, members.map((one) => h("tr", { key: one.name }, h("td", {}, one.name, one.leader ? [" ", chip("ok", "leader")] : null, one.exiting ? [" ", chip("warn", "exiting")] : null, one.endpoint ? h("div", { class: "where" }, one.endpoint) : null), h("td", { class: "n" }, count(one.primary)), h("td", { class: "n" }, count(one.replica)))))) : h("p", { class: "dim" }, "No journal has a broker.");
 }
 
 function keyspace(found) {
@@ -51,10 +51,10 @@ function around() {
 
 function rows(found) {
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Journals" }, h("table", {},
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Journal"), ["Size", "Rate", "Replicas"].map((t) => h("th", { scope: "col", class: "n" }, t)), ["Primary", "State"].map((t) => h("th", { scope: "col" }, t)))),
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Journal"), h("th", { scope: "col", class: "n" }, "Size"), ["Rate", "Replicas"].map((t) => h("th", { scope: "col", class: "n wide-only" }, t)), h("th", { scope: "col", class: "wide-only" }, "Primary"), h("th", { scope: "col" }, "State"))),
     h("tbody", {}, found.rows.map((one) => h("tr", { key: one.name },
-      h("td", {}, h("a", { href: `#/journals/${encodeURIComponent(one.name)}` }, one.name)), h("td", { class: "n" }, bytes(one.bytes)), h("td", { class: "n" }, one.rate === null ? "–" : `${bytes(Math.max(0, one.rate))}/s`),
-      h("td", { class: "n" }, `${one.members.length} of ${one.replication}`), h("td", {}, one.primary ?? "none"),
+      h("td", {}, h("a", { href: `#/journals/${encodeURIComponent(one.name)}` }, one.name)), h("td", { class: "n" }, bytes(one.bytes)), h("td", { class: "n wide-only" }, one.rate === null ? "–" : `${bytes(Math.max(0, one.rate))}/s`),
+      h("td", { class: "n wide-only" }, `${one.members.length} of ${one.replication}`), h("td", { class: "wide-only" }, one.primary ?? "none"),
       h("td", {}, one.problem ? chip("bad", "not served") : one.suspended !== "NONE" ? chip("idle", `suspended (${one.suspended.toLowerCase()})`) : chip(one.consistent ? "ok" : "bad", one.consistent ? "consistent" : "short of replicas")))))));
 }
 
@@ -67,7 +67,7 @@ export const journals = {
     const asked = new URLSearchParams(query), { found, error } = state;
     const to = (changes) => { const next = new URLSearchParams(query); for (const [k, v] of Object.entries(changes)) if (v) next.set(k, v); else next.delete(k); return `#/journals?${next}`; };
     return [h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Journals and brokers"), h("span", { class: "grow" }), found ? h("span", { class: "dim num" }, counted(found.total, "journal")) : null),
-      error ? problem(error) : null, around(), h("p", {}),
+      error ? problem(error) : null, around(),
       h("section", { class: "card" }, h("div", { class: "tools" }, h("div", { class: "field wide" }, h("label", { for: "find" }, "Find by name"), h("input", { id: "find", type: "search", value: asked.get("find") ?? "", onchange: (event) => { location.hash = to({ find: event.target.value, from: "" }); } }))),
         found ? found.rows.length ? rows(found) : h("div", { class: "empty" }, h("h2", {}, found.total ? "No journal has such a name" : "There are no journals yet"), h("p", {}, found.total ? "" : "A pipeline makes its own with its first run.")) : h("div", { class: "loading", role: "status" }, "Listing the journals…"),
         found && found.found > found.page ? h("div", { class: "tools" }, found.from ? h("a", { class: "button", href: to({ from: String(Math.max(0, found.from - found.page)) }) }, "← Before") : null,

@@ -33,12 +33,12 @@ function sinks(view) {
   return h("section", { class: "card" }, h("header", {}, h("h2", {}, "Sinks")),
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Sinks" }, h("table", {},
       h("thead", {}, h("tr", {}, ["Sink", "State"].map((t) => h("th", { scope: "col" }, t)),
-        ["Offset", "Delivered", "Dropped", "Dead", "Behind", "Oldest it lacks", ""].map((t) => h("th", { scope: "col", class: "n" }, t)))),
+        [["Offset", "wide-only"], ["Delivered", "wide-only"], ["Dropped", "wide-only"], ["Dead", "wide-only"], ["Behind"], ["Oldest it lacks", "wide-only"], [""]].map(([t, when = ""]) => h("th", { scope: "col", class: `n ${when}` }, t)))),
       h("tbody", {}, rows.map((node) => h("tr", { key: node.name },
         h("td", {}, h("a", { href: link(view, `sink/${encodeURIComponent(node.name)}`) }, node.name), node.what ? h("span", { class: "dim" }, ` ${node.what}`) : null),
         h("td", {}, h("span", { class: `chip ${node.tone}` }, node.state)),
-        h("td", { class: "n" }, count(node.watermark === undefined ? null : node.watermark - 1)), h("td", { class: "n" }, count(node.delivered)), h("td", { class: "n" }, count(node.dropped)),
-        h("td", { class: "n" }, count(node.dead)), h("td", { class: "n" }, count(node.lag)), h("td", { class: "n" }, node.pending_ts ? ago(node.pending_ts) : "–"),
+        h("td", { class: "n wide-only" }, count(node.watermark === undefined ? null : node.watermark - 1)), h("td", { class: "n wide-only" }, count(node.delivered)), h("td", { class: "n wide-only" }, count(node.dropped)),
+        h("td", { class: "n wide-only" }, count(node.dead)), h("td", { class: "n" }, count(node.lag)), h("td", { class: "n wide-only" }, node.pending_ts ? ago(node.pending_ts) : "–"),
         h("td", { class: "n" }, node.watermark === undefined ? null : h("button", { class: "small", onclick: () => actOn(view.name, { action: node.paused ? "resume" : "pause", sink: node.name }) }, node.paused ? "Resume" : "Pause"))))))));
 }
 
@@ -72,10 +72,10 @@ export const pipeline = {
     const view = store.pipelines.get(name);
     if (!view?.nodes) return view?.unreadable ? [top(name, ""), h("p", { class: "note bad" }, view.unreadable)] : missing(name);
     const seen = store.histories[name] ?? {};
-    return [top(name, ""), troubles(view), h("section", { class: "card" }, graph(view)), h("p", {}),
+    return [top(name, ""), troubles(view), h("section", { class: "card" }, graph(view)),
       sinks(view), h("section", { class: "card" }, h("header", {}, h("h2", {}, "The last hour"), h("span", { class: "dim" }, "as this console has seen it")),
         h("div", { class: "charts" }, chart("read", seen.read ?? []), view.nodes.filter((node) => node.kind === "sink").map((node) =>
           [chart(`${node.name}: delivered`, seen[`rate ${node.name}`] ?? []), chart(`${node.name}: behind`, seen[`lag ${node.name}`] ?? [], "lag")]))),
-      h("p", {}), h("div", { class: "two" }, about(view), namespaces(view) ?? h("div"))];
+      h("div", { class: "two" }, about(view), namespaces(view) ?? h("div"))];
   },
 };

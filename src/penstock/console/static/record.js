@@ -11,7 +11,7 @@ const WORDS = { "run-begin": "run began", "run-end": "run ended", ack: "passed o
 
 function detail(one) {
   const shown = Object.entries(one.detail ?? {}).filter(([key, value]) => value !== null && !["run", "process"].includes(key));
-  return shown.map(([key, value]) => `${key} ${Array.isArray(value) ? value.join(", ") : value}`).join(", ");
+  return shown.map(([key, value]) => `${key.replaceAll("_", " ")} ${Array.isArray(value) ? value.join(", ") : value}`).join(", ");
 }
 
 export const record = {

@@ -55,7 +55,7 @@ function actions(view, node, again) {
   };
   const act = (label, does, what, tone = "") => h("div", { class: "act" }, h("button", { class: tone, onclick: does }, label), h("span", {}, what));
   const behind = node.lag > 0, standing = node.state === "stopped" || node.state === "paused";
-  return h("section", { class: "card" }, h("header", {}, h("h2", {}, "What you can do")),
+  return h("section", { class: "card", id: "acts" }, h("header", {}, h("h2", { tabindex: "-1" }, "What you can do")),
     view.running ? h("p", { class: "note" }, standing ? `The pipeline runs, and does not feed ${sink} now. Lead it past the message, then have it go on.` : `The pipeline runs (process ${view.run.pid}). Pause ${sink} to step or to pass over messages; offsets are set while nothing runs.`) : null,
     h("div", { class: "acts" },
       behind ? act("Step", go({ action: "step" }), "deliver just the next message, through its functions", "primary") : null,
@@ -65,6 +65,13 @@ function actions(view, node, again) {
       act("Set offset…", rewind, "rewind to send messages again, or move forward"),
       node.paused || (view.running && standing) ? act("Resume", go({ action: "resume" }), "go on where the offset is") : act("Pause", go({ action: "pause" }), "take nothing more until resumed"),
       node.dead_letters ? act("Replay", go({ action: "replay" }), `send its ${counted(node.dead_letters, "dead letter")} again`) : null));
+}
+
+/** On a phone the message comes first, and it may be long. */
+function toActs() {
+  const acts = document.getElementById("acts");
+  acts.scrollIntoView();
+  acts.querySelector("h2").focus({ preventScroll: true });
 }
 
 function history(detail) {
@@ -90,7 +97,7 @@ export const sink = {
       node.acked.length ? ["Passed over ahead", node.acked.map(count).join(", ")] : null, ...node.quotas.map((q) => [q.what, `${Math.round((100 * q.used) / q.limit)} % used`])].filter(Boolean);
     return [
       h("div", { class: "crumbs" }, h("a", { href: link(view) }, name), " / sink"),
-      h("div", { class: "head" }, h("h1", { tabindex: "-1" }, sinkName), h("span", { class: `chip ${node.tone}` }, h("span", { class: `dot ${node.tone}` }), node.state), node.what ? h("span", { class: "dim" }, node.what) : null),
+      h("div", { class: "head" }, h("h1", { tabindex: "-1" }, sinkName), h("span", { class: `chip ${node.tone}` }, h("span", { class: `dot ${node.tone}` }), node.state), node.what ? h("span", { class: "dim" }, node.what) : null, h("span", { class: "grow" }), h("button", { class: "narrow-only", onclick: toActs }, "What you can do ↓")),
       node.error ? h("div", { class: `note ${stuck ? "bad" : "warn"}` }, h("p", {}, h("b", {}, stuck ? `It stopped before message ${count(node.watermark)}. ` : "")), h("p", {}, node.error)) : null,
       held?.error ? problem(held.error) : null,
       h("div", { class: "two" },

@@ -28,6 +28,7 @@ export function duration(seconds) {
   return seconds < 129600 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} days`;
 }
 
+export const took = (seconds) => (seconds < 1 ? `${Math.round(seconds * 1000)} ms` : seconds < 60 ? `${seconds.toFixed(1)} s` : duration(seconds));
 export const ago = (us) => (us ? `${duration(Math.max(0, Date.now() / 1000 - us / 1e6))} ago` : "–");
 export const time = (us) => (us ? new Date(us / 1000).toISOString().replace("T", " ").slice(0, 23) : "–");
 export const clock = (us) => (us ? new Date(us / 1000).toISOString().slice(11, 19) : "–");

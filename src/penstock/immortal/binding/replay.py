@@ -168,12 +168,15 @@ class Feed:
         receive: Callable[[wire.Record], bool],
         is_over: Callable[[int | None], bool],
     ) -> None:
-        """Hand on checkpoint and records until `receive` says stop, or `is_over` with the next record's number."""
+        """Hand on checkpoint and records until `receive` says stop, or `is_over` with how many records there were.
+
+        It is asked with None while there is no checkpoint yet.
+        """
         decoder = wire.RecordDecoder()
         blob: BinaryIO | None = None
-        following: int | None = None
+        handled: int | None = None
         self._in.settimeout(0.1)
-        while not is_over(following):
+        while not is_over(handled):
             try:
                 data = self._in.recv(256 << 10)
             except TimeoutError:
@@ -189,9 +192,10 @@ class Feed:
                     if event.left == 0:
                         blob.seek(0)
                         load(blob)
+                        handled = 0
                 else:
                     if event.sequence >= 0:
-                        following = event.sequence + 1
+                        handled = (handled or 0) + 1
                     if receive(event):
                         return
 

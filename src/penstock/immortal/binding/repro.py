@@ -20,6 +20,7 @@ from penstock.immortal.coordinator import Options
 from penstock.immortal.place import opened
 from penstock.journal.client.connection import Tls, Tokens
 
+_FROM = re.compile(r"Recovering from checkpoint \d+: record (\d+) is next")
 _CAUGHT_UP = re.compile(r"Caught up with the log: record (\d+) is next")
 
 
@@ -33,6 +34,7 @@ class Repro:
         self._place = place
         self._checkpoint = checkpoint
         self._tls, self._tokens = tls, tokens
+        self._begin = 0
         self._end: int | None = None
         self._error: BaseException | None = None
 
@@ -85,15 +87,17 @@ class Repro:
             feed.run(both.load, receive, self._is_over)
         return (found[0] if found else None), both.inputs
 
-    def _is_over(self, following: int | None) -> bool:
+    def _is_over(self, handled: int | None) -> bool:
+        """With how many records behind its checkpoint the machine has come to the end of the log."""
         if self._error is not None:
             raise self._error
-        return self._end is not None and (following or 0) >= self._end
+        return self._end is not None and handled is not None and self._begin + handled >= self._end
 
     def _tell(self, text: str) -> None:
-        match = _CAUGHT_UP.match(text)
-        if match is not None:
-            self._end = int(match.group(1))
+        if (found := _FROM.match(text)) is not None:
+            self._begin = int(found[1])
+        elif (found := _CAUGHT_UP.match(text)) is not None:
+            self._end = int(found[1])
 
     @contextmanager
     def _coordinator(self, *, upgrade: bool) -> Iterator[Feed]:
