@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.connector.proxying import Proxy
 from tests.connector.storing import MemoryStorage, Shelf
 
 from penstock import Pipeline
@@ -15,6 +16,7 @@ from penstock import adaptors as a
 from penstock import functions as f
 from penstock.adaptors.connector.sink import ConnectorPublisher
 from penstock.base.errors import AwayError, UsageError
+from penstock.connector.settings import split
 from penstock.connector.sink import SinkServer, transactions
 from penstock.functions.base import Function
 from penstock.functions.python import MutableMessage
@@ -214,6 +216,36 @@ def test_a_step_that_is_killed_behind_its_decision_is_told_later(rig: Rig, at: s
     dies_behind_its_decision(rig, pipeline, at)
     assert rig.step(pipeline, "one") == [("one", 2, "delivered"), ("two", 2, "delivered")]
     assert rig.numbers("one") == rig.numbers("two") == [0, 1, 2]
+
+
+def test_no_sink_is_told_before_all_have_voted_and_the_decision_is_on_record(rig: Rig) -> None:
+    """The first PHASE2 that is on its way is looked at, and cut off; the next step tells it."""
+    to = {name: rig.sink(name) for name in ("one", "two")}
+    seen: list[object] = []
+
+    def look() -> None:
+        members = rig.held(GROUP).members or {}
+        open_now = {name: rig.open_at(name) for name in to}
+        decided = {name: [lane.transaction for lane in (members[name].lanes or {}).values()] for name in to}
+        seen.append(all(open_now.values()) and decided == open_now)
+
+    def pipeline(addresses: Mapping[str, str]) -> Pipeline:
+        made = Pipeline("p")
+        source = made.source("in", a.generate(count=12))
+        for name, address in addresses.items():
+            source.save(name, a.connector(sink=address))
+        return made
+
+    with ExitStack() as stack:
+        proxies = {name: stack.enter_context(Proxy(split(to[name]), "Phase2", look)) for name in to}
+        watched = pipeline({name: "{}:{}".format(*proxy.address) for name, proxy in proxies.items()})
+        with pytest.raises(AwayError):
+            rig.step(watched, "one")
+        assert [name for name, proxy in proxies.items() if "Reply" in proxy.seen] == ["one", "two"]
+    assert seen == [True]
+    assert (rig.numbers("one"), rig.numbers("two")) == ([], [])
+    rig.step(pipeline(to), "one")
+    assert rig.numbers("one") == rig.numbers("two") == [0, 1]
 
 
 @pytest.mark.parametrize("at", ["the members' logs", "telling the first"])

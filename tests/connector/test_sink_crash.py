@@ -28,13 +28,12 @@ output is exactly that of the committed transactions, and the same bytes go thro
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
 
 import pytest
 from tests.connector import working
@@ -42,7 +41,6 @@ from tests.connector.proxying import Proxy
 from tests.connector.sinking import (
     FIRST,
     PATIENCE,
-    ROOT,
     SECOND,
     SinkProcess,
     Worker,
@@ -220,22 +218,16 @@ DEATHS = {
 def dies(sink: SinkProcess, row: int, how: str, begin: int) -> None:
     """A worker that is to deliver ten messages, and dies over it."""
     at = DEATHS[how][row]
-    trace = {faults.TRACE: str(sink.root / f"worker-{row}")}
-    command = [sys.executable, "-m", "tests.connector.working"]
-    running: list[subprocess.Popen[bytes]] = []
+    environment = {faults.TRACE: str(sink.root / f"worker-{row}")}
+    environment |= {faults.KILL: f"{at}:1"} if how == "fault" else {}
+    running: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
     # Four lists: one each when it settles, stages and tells, and the one that says that it was carried out.
-    with Proxy(
-        sink.address, at, lambda: running[0].kill(), turn=4 if at == "ReplyUncommitted" else 1
-    ) as proxy:
-        host, port = sink.address if how == "fault" else proxy.address
-        running.append(
-            subprocess.Popen(
-                [*command, f"{host}:{port}", str(sink.root / "record"), str(begin), str(begin + 10)],
-                env=os.environ | trace | ({faults.KILL: f"{at}:1"} if how == "fault" else {}),
-                cwd=ROOT,
-            )
-        )
-        assert running[0].wait(PATIENCE) == -signal.SIGKILL
+    turn = 4 if at == "ReplyUncommitted" else 1
+    with Proxy(sink.address, at, lambda: running.get().kill(), turn=turn) as proxy:
+        address = sink.address if how == "fault" else proxy.address
+        worker = working.started(address, sink.root / "record", begin, begin + 10, environment)
+        running.put(worker)
+        assert worker.wait(PATIENCE) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("how", ["fault", "frame"])

@@ -7,11 +7,18 @@ more. The crash table itself, row by row, is in `test_sink_crash.py`.
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import signal
+import subprocess
 import threading
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
+from tests.connector import working
+from tests.connector.proxying import Proxy
 from tests.connector.sinking import (
     FIRST,
     PATIENCE,
@@ -22,6 +29,7 @@ from tests.connector.sinking import (
     cut_off,
     goes_on,
 )
+from tests.connector.targets import Target, files, rows
 
 from penstock.base.errors import AwayError
 from penstock.connector.sinklink import SinkLink
@@ -166,6 +174,66 @@ def one_round(sink: SinkProcess, worker: Worker, stream: bytes, dice: random.Ran
 
 def test_a_few_crashes_in_a_row(sink: SinkProcess) -> None:
     crash_loop(sink, seed=8, rounds=7)
+
+
+FRAMES = {"Message": 1, "Phase1": 1, "Reply": 1, "Phase2": 1, "ReplyUncommitted": 4}
+"""Where one of the two is killed: the frame that does not get through, and the time that it comes for."""
+
+
+def killed_over_it(sink: SinkProcess, record: Path, at: str, victim: str) -> None:
+    """A worker that is a process, too, is to deliver thirty messages, and one of the two is killed over it."""
+    running: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+
+    def kill() -> None:
+        (sink if victim == "sink" else running.get()).kill()
+
+    with Proxy(sink.address, at, kill, turn=FRAMES[at]) as proxy:
+        begin = working.messages_of(record)
+        worker = working.started(proxy.address, record, begin, begin + 30, {})
+        running.put(worker)
+        assert worker.wait(PATIENCE) != 0
+        assert proxy.met.wait(PATIENCE), proxy.seen
+    if victim == "sink":
+        sink.start()
+
+
+def kill_loop(target: Target, dice: random.Random, rounds: int) -> None:
+    """At every moment readers see a prefix of what is decided, and all of it at the end."""
+
+    def numbers() -> list[int]:
+        return [json.loads(line)["n"] for line in target.lines(working.WORKER)]
+
+    sink, record = target.process, target.process.root / "record"
+    sink.start()
+    for _ in range(rounds):
+        killed_over_it(sink, record, dice.choice(list(FRAMES)), dice.choice(["sink", "worker"]))
+        found = numbers()
+        assert found == list(range(len(found)))
+        assert len(found) <= working.messages_of(record)
+    begin = working.messages_of(record)
+    working.deliver("{}:{}".format(*sink.address), record, begin, begin + 30)
+    assert numbers() == list(range(begin + 30))
+    target.check()
+
+
+@pytest.fixture(params=["files", pytest.param("postgres", marks=pytest.mark.xdist_group("postgres"))])
+def target(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Target]:
+    made = (
+        files(tmp_path)
+        if request.param == "files"
+        else rows(tmp_path, request.getfixturevalue("postgres_server"))
+    )
+    yield made
+    made.process.kill()
+
+
+def test_a_sink_and_a_worker_are_killed_at_a_few_frames(target: Target) -> None:
+    kill_loop(target, random.Random(1766), rounds=4)
+
+
+@pytest.mark.soak
+def test_a_sink_and_a_worker_are_killed_at_many_frames(target: Target) -> None:
+    kill_loop(target, random.Random(1), rounds=30)
 
 
 @pytest.mark.soak

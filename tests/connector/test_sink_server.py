@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyarrow.parquet import read_table
 from tests.connector.storing import Shelf
 from tests.connector.test_twopc import frames
 
@@ -268,6 +269,32 @@ def test_the_command_serves_sqlite_and_lists_transactions(tmp_path: Path) -> Non
         with SinkLink((host, int(port)), name, 0, PATIENCE) as link:
             link.tell([("t1", True)])
         assert rows_of(tmp_path / "out.db", "output") == [("w", 0, '{"a":1}'), ("w", 8, '{"b":2}')]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+
+
+@pytest.mark.parametrize(("kind", "option"), [("file", "--out"), ("parquet", "--directory")])
+def test_the_commands_serve_files_and_parquet(tmp_path: Path, kind: str, option: str) -> None:
+    command = [
+        sys.executable, "-m", "penstock", "connector", "sink", kind, option, str(tmp_path / "out"), "--listen",
+        "127.0.0.1:0", "--json",
+    ]  # fmt: skip
+
+    def seen() -> list[bytes]:
+        if kind == "file":
+            return committed_bytes(file_of(tmp_path / "out", "w")).splitlines()
+        tables = [read_table(path) for path in (tmp_path / "out").glob("*.parquet")]
+        return [row["data"].encode() for table in tables for row in table.to_pylist()]
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        host, _, port = json.loads(process.stdout.readline())["listening"].rpartition(":")
+        with SinkLink((host, int(port)), Who("w"), 0, PATIENCE) as link:
+            link.write(b'{"a":1}\n{"b":2}\n')
+            assert link.vote("t1")
+            assert seen() == []
+            link.tell([("t1", True)])
+        assert seen() == [b'{"a":1}', b'{"b":2}']
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
 

@@ -166,9 +166,11 @@ def test_what_was_prepared_without_a_vote_is_gone_when_the_worker_comes_again(
 
 
 def test_a_worker_that_left_keeps_its_rows_and_begins_anew(store: Store, workers: Workers) -> None:
+    """What was committed, that is: of a transaction that nobody decided nothing is left."""
     keeper = workers.attach("w")
     send(keeper, "t1", line(1))
     keeper.phase2(Phase2("t1", True))
+    assert send(keeper, "open", line(2))
     workers.detach(keeper)
     workers.left("other", ["w"])
     keeper = workers.attach("w")

@@ -8,7 +8,10 @@ the vote was heard, `phase2` when the decision is on record, `told` when the sin
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -25,6 +28,7 @@ from penstock.log.record import Record
 from penstock.pipeline.namespace import Namespace
 from penstock.spark.single import batch_of
 
+ROOT = Path(__file__).parents[2]
 SINK = "p.out"
 WORKER = f"{SINK}.0"
 
@@ -37,6 +41,30 @@ def lines(begin: int, end: int) -> bytes:
 def decisions(record: Path) -> dict[str, Lane]:
     """What is on record."""
     return msgspec.json.decode(record.read_bytes(), type=dict[str, Lane]) if record.exists() else {}
+
+
+def messages_of(record: Path) -> int:
+    """How many messages are decided: the number stands in the transaction's id, as that of a checkpoint."""
+    lane = decisions(record).get(WORKER)
+    return int(lane.transaction.rpartition("c_id=")[2]) if lane is not None else 0
+
+
+def started(
+    address: tuple[str, int], record: Path, begin: int, end: int, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """A process that delivers these messages."""
+    host, port = address
+    command = [
+        sys.executable,
+        "-m",
+        "tests.connector.working",
+        f"{host}:{port}",
+        str(record),
+        str(begin),
+        str(end),
+    ]
+    with (record.parent / "worker.log").open("ab") as log:
+        return subprocess.Popen(command, env=os.environ | environment, stderr=log, cwd=ROOT)
 
 
 def deliver(address: str, record: Path, begin: int, end: int) -> None:

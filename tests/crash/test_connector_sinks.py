@@ -16,14 +16,12 @@ import signal
 import subprocess
 import sys
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-import psycopg
 import pytest
 from tests.connector.sinking import SinkProcess
+from tests.connector.targets import Target, files, rows
 from tests.crash.crashing import Loop
 from tests.servers.postgres import PostgresServer
 
@@ -43,42 +41,6 @@ source = crash.source("numbers", a.generate(count={count}, rate={rate}, size=300
 source.save("one", a.connector(sink="127.0.0.1:PORT1"))
 source.save("two", a.connector(sink="127.0.0.1:PORT2"))
 """
-
-
-class Target(NamedTuple):
-    """A sink, and the lines that its readers see of a worker."""
-
-    process: SinkProcess
-    lines: Callable[[str], list[str]]
-    check: Callable[[], None] = lambda: None
-    """What else must hold when all is done."""
-
-
-def files(root: Path) -> Target:
-    process = SinkProcess(root)
-    return Target(process, lambda worker: process.committed(worker).decode().splitlines())
-
-
-def rows(root: Path, server: PostgresServer) -> Target:
-    """A table of PostgreSQL, served as a person would."""
-    name = f"crash_{uuid.uuid4().hex[:12]}"
-    uri = server.database(name)
-    served = ("--uri", uri, "--table", "output", "--txns", str(root / "txns"))
-    command = [sys.executable, "-m", "penstock", "connector", "sink", "postgres", *served]
-    query = "SELECT data::text FROM output WHERE worker = %s ORDER BY at"
-
-    def lines(worker: str) -> list[str]:
-        with psycopg.connect(uri) as connection:
-            if connection.execute("SELECT to_regclass('output')").fetchone() == (None,):
-                return []
-            return [str(data) for (data,) in connection.execute(query, [worker]).fetchall()]
-
-    def check() -> None:
-        left = f"SELECT gid FROM pg_prepared_xacts WHERE database = '{name}'"
-        assert server.query(left) == [], "nothing prepared is left"
-
-    made = SinkProcess(root, lambda port, _: [*command, "--listen", f"127.0.0.1:{port}"])
-    return Target(made, lines, check)
 
 
 class Rig:

@@ -102,7 +102,7 @@ PROOFS = {
         "journal/test_replication_durability.py::test_content_is_never_without_what_it_rests_on"
     ),
     "spark/foreach.py ConnectorBatches.__init__ make_dirs": FOREACH,
-    "spark/foreach.py ConnectorBatches._decide replace_file": FOREACH,
+    "spark/foreach.py ConnectorBatches._record replace_file": FOREACH,
     "journal/stores.py FileStore._sync_up sync_dir": STORE,
     "journal/stores.py FileStore.exists _sync_up": STORE,
     "journal/stores.py FileStore.list _sync_up": STORE,

@@ -64,7 +64,7 @@ def namespaces(names: str) -> Iterator[Mapping[str, Namespace]]:
     """One for each letter. What runs in them must have ended at the end."""
     if os.geteuid() or shutil.which("ip") is None:
         pytest.skip("namespaces take root and the program ip")
-    tag, number = f"pn{random.randrange(1 << 16):04x}", random.randrange(1, 255)
+    tag, number = f"pn{random.randrange(1 << 16):04x}", _unused()
     nets = f"198.18.{number}", f"198.19.{number}"  # which no machine is really in: they are for tests
     with ExitStack() as ends:
         for kind, net in zip("cp", nets, strict=True):
@@ -83,5 +83,11 @@ def namespaces(names: str) -> Iterator[Mapping[str, Namespace]]:
         yield spaces
 
 
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=30)
+def _unused() -> int:
+    """The number of networks that no other test on this machine has."""
+    there = _ip("-4", "-oneline", "address")
+    return random.choice([number for number in range(1, 255) if f" 198.18.{number}." not in there])
+
+
+def _ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=30).stdout

@@ -92,8 +92,8 @@ def _dies(*_: object, **__: object) -> None:
     raise OSError("the power is gone")
 
 
-def test_batches_that_are_cut_anew_are_recognised_by_their_offsets(
-    spark: SparkSession, sink: SinkServer, tmp_path: Path
+def test_batches_that_are_cut_anew_are_recognised_by_their_offsets_and_connections_may_come_and_go(
+    spark: SparkSession, sink: SinkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after the loss of a checkpoint: numbers begin at 0 again, and the ends lie elsewhere."""
     with closing(batches(sink, tmp_path, offset="offset", connections=2, key="k")) as first:
@@ -104,6 +104,19 @@ def test_batches_that_are_cut_anew_are_recognised_by_their_offsets(
         anew(rows(spark, 17, 40), 1)
         assert anew.decision.watermark == 40
     assert sorted(got(tmp_path, 2)) == list(range(40))
+    zero = got(tmp_path)
+    with closing(batches(sink, tmp_path)) as fewer, monkeypatch.context() as patch:
+        patch.setattr(ConnectorPublisher, "leave", _dies)
+        with pytest.raises(OSError, match="the power is gone"):
+            fewer(rows(spark, 0, 0), 1)
+        assert (set(fewer.decision.lanes), fewer.decision.leaving) == ({"plain.0"}, ("plain.1",))
+    with closing(batches(sink, tmp_path)) as fewer:
+        fewer(rows(spark, 0, 0), 1)  # decided: nothing is sent
+        assert fewer.decision.leaving == ()
+    assert got(tmp_path, 2) == zero, "the other has left"
+    with closing(batches(sink, tmp_path, offset="offset", connections=2, key="k")) as again:
+        again(rows(spark, 40, 50), 2)
+    assert sorted(got(tmp_path, 2)) == sorted([*zero, *range(40, 50)])
 
 
 def test_a_vote_to_abort_sends_the_batch_again_and_many_fail_it(

@@ -63,19 +63,21 @@ class Tally:
         )
 
     def _note_namespaces(self, batch: pa.RecordBatch) -> None:
-        """Mostly there is one alone."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        names = pc.unique(batch.column("origin")).to_pylist()
-        if len(names) == 1:
-            highest = [pc.max(batch.column("offset")).as_py()]
-        else:
-            table = pa.Table.from_batches([batch.select(["origin", "offset"])])
-            found = table.group_by("origin", use_threads=False).aggregate([("offset", "max")])
-            names, highest = found.column("origin").to_pylist(), found.column("offset_max").to_pylist()
-        for ns, offset in zip(names, highest, strict=True):
+        for ns, offset in highest_offsets(batch, "origin").items():
             self._namespaces[ns] = max(offset, self._namespaces.get(ns, NOTHING))
+
+
+def highest_offsets(batch: pa.RecordBatch, column: str) -> dict[str, int]:
+    """The highest offset of each namespace that this column names. Mostly there is one alone."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    names = pc.unique(batch.column(column)).to_pylist()
+    if len(names) == 1:
+        return {names[0]: pc.max(batch.column("offset")).as_py()}
+    table = pa.Table.from_batches([batch.select([column, "offset"])])
+    found = table.group_by(column, use_threads=False).aggregate([("offset", "max")])
+    return dict(zip(found.column(column).to_pylist(), found.column("offset_max").to_pylist(), strict=True))
 
 
 class _Offsets:

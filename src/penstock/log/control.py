@@ -196,9 +196,9 @@ class Control:
         return steadily(lambda: self._changed_since(byte))
 
     def _changed_since(self, byte: int) -> tuple[int, list[ControlEntry]]:
-        begin, head = extent(self._client, self.journal)
-        if byte >= head:
+        if byte and self._client.head(self.journal) <= byte:  # as mostly, twice a second
             return byte, []
+        begin, head = extent(self._client, self.journal)
         if byte < begin:
             content = self._content()
             return content.end, [*content.summary.kept, *content.entries]

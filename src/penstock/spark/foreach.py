@@ -11,7 +11,8 @@ checkpoint: with the name of an `offset` column whose numbers grow from batch to
 a batch is recognised by its offsets, also when the checkpoint is gone and batches are numbered and cut anew. Without
 one it is recognised by Spark's number, so checkpoint and decisions are to be kept, or deleted, together.
 
-A batch that is voted down is sent again, later each time, and then fails the query.
+A batch that is voted down is sent again, later each time, and then fails the query. If `connections` is lowered, the
+sink is told which of its workers have left.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class Decision(msgspec.Struct, frozen=True):
     watermark: int = 0
     lanes: dict[str, Lane] = {}
     format: int = 1
+    leaving: tuple[str, ...] = ()
+    """Worker names that the sink is still to be told have left."""
 
 
 class Lines:
@@ -116,7 +119,7 @@ class ConnectorBatches:
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Carry out one batch. Returns when the sink has committed it."""
         if not self._settled:
-            self._publisher.settle(self.decision.lanes, lambda: None)
+            self._open()
         self._settled = False
         if self._offset is not None or batch_id > self.decision.batch:
             self._decide(frame, batch_id)
@@ -130,13 +133,35 @@ class ConnectorBatches:
         if descriptor >= 0:
             os.close(descriptor)
 
+    def _open(self) -> None:
+        """Make good what a crash has left undone; then let go of connections that are no more.
+
+        That they have left is on record first: a name that comes back begins at 0.
+        """
+        self._tell_who_left()
+        self._publisher.settle(self.decision.lanes, lambda: None)
+        lanes, workers = self.decision.lanes, self._publisher.workers
+        if gone := tuple(worker for worker in lanes if worker not in workers):
+            kept = {worker: lane for worker, lane in lanes.items() if worker in workers}
+            self._record(msgspec.structs.replace(self.decision, lanes=kept, leaving=gone))
+            self._tell_who_left()
+
+    def _tell_who_left(self) -> None:
+        if self.decision.leaving:
+            self._publisher.leave(self.decision.leaving)
+            self._record(msgspec.structs.replace(self.decision, leaving=()))
+
+    def _record(self, decision: Decision) -> None:
+        """Durable on return."""
+        self._disk.replace_file(self._path, msgspec.json.encode(decision))
+        self.decision = decision
+
     def _decide(self, frame: DataFrame, batch_id: int) -> None:
         parts, lanes = self._voted(frame, batch_id)
         watermark = max([self.decision.watermark, *(part.last + 1 for part in parts)])
         decision = Decision(batch_id, watermark if self._offset else 0, {**self.decision.lanes, **lanes})
         with faults.step("decide"):
-            self._disk.replace_file(self._path, msgspec.json.encode(decision))
-        self.decision = decision
+            self._record(decision)
         self._publisher.tell(lanes)
 
     def _voted(self, frame: DataFrame, batch_id: int) -> tuple[Sequence[Staged], dict[str, Lane]]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.adaptors import staging
 from penstock.base.errors import UsageError
 from penstock.functions.chain import Chain, NamespaceMatcher, Refused, Step, StepCount
 
@@ -188,12 +189,7 @@ def _accumulator(frame: DataFrame, limit: int) -> Accumulator[Seen]:
 
 def highest_offsets(batch: pa.RecordBatch) -> dict[str, int]:
     """The highest offset of each namespace, as the log names it."""
-    import pyarrow as pa
-
-    names = "origin" if "origin" in batch.schema.names else "ns"
-    table = pa.Table.from_batches([batch.select([names, "offset"])])
-    rows = table.group_by(names).aggregate([("offset", "max")]).to_pylist()
-    return {row[names]: row["offset_max"] for row in rows}
+    return staging.highest_offsets(batch, "origin" if "origin" in batch.schema.names else "ns")
 
 
 def without(batch: pa.RecordBatch, leave_out: Sequence[int]) -> pa.RecordBatch:

@@ -41,7 +41,7 @@ from penstock.adaptors.staging import Tally
 from penstock.base import faults
 from penstock.base.errors import AwayError, PenstockError, UsageError
 from penstock.connector.sinklink import SinkLink
-from penstock.connector.twopc import Listed, SinkError, Who, decided
+from penstock.connector.twopc import Listed, SinkError, Who, decided, outcome
 from penstock.log.offsets import Lane
 
 if TYPE_CHECKING:
@@ -283,10 +283,10 @@ class ConnectorPublisher(Voting):
 
     def judge(self, parts: Sequence[Staged]) -> dict[str, Lane]:
         prepared = _prepared(parts)
-        against = [one for one in prepared if not one.commit]
-        if against:
+        if prepared and not outcome({one.worker: one.commit for one in prepared}):
+            against = next(one for one in prepared if not one.commit)
             raise AbortedError(
-                f"the sink at {self._settings.to} voted to abort {against[0].transaction}",
+                f"the sink at {self._settings.to} voted to abort {against.transaction}",
                 hint="its log says why; `penstock connector sink list` shows it for sinks of the kit",
             )
         return {one.worker: Lane(one.end, one.transaction) for one in prepared}
