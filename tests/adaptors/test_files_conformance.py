@@ -18,7 +18,14 @@ from tests.adaptors.file_subjects import (
 )
 from tests.journal.s3 import S3Server, aws_environment, s3_server
 
+from penstock.adaptors.formats import walks
 from penstock.testing.adaptors import SinkConformance, SourceConformance
+
+
+@pytest.fixture(autouse=True)
+def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Smaller than usual, so that what the kit calls several rows are several batches."""
+    monkeypatch.setattr(walks, "BLOCK", 1 << 20)
 
 
 class TestFile(SourceConformance):

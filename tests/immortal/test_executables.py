@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +16,14 @@ from click.testing import CliRunner
 from tests.immortal.processes import REPOSITORY, broker, until
 from tests.servers.ports import free_port
 
-from penstock.base.errors import UsageError
+from penstock.base.errors import CorruptError, UsageError
+from penstock.cli import ambrosia_places as places
 from penstock.cli import cli
-from penstock.cli.ambrosia import COORDINATOR, VERBS, parse
+from penstock.cli.ambrosia_options import COORDINATOR, VERBS, parse, wants_help
+from penstock.immortal import running
+from penstock.immortal.about import Registration
+from penstock.immortal.coordinator import Options
+from penstock.immortal.sockets import BindingGoneError
 from penstock.journal.client import Client
 
 
@@ -25,6 +33,8 @@ from penstock.journal.client import Client
         ["-i=a", "-rp=1", "-sp=2", "-aa"],
         ["--instanceName=a", "--receivePort=1", "--sendPort=2", "--activeActive"],
         ["-instanceName:a", "-receivePort", "1", "-sp", "2", "--activeactive=true"],
+        ["-i", "a", "--rp", "1", "--sp", "2", "--aa"],
+        ["/i:a", "/RP=1", "/sendport", "2", "/aa", "--log="],
     ],
 )
 def test_options_in_every_spelling(words: list[str]) -> None:
@@ -34,6 +44,37 @@ def test_options_in_every_spelling(words: list[str]) -> None:
 
 def test_places_keep_their_colons() -> None:
     assert parse(["--log=http://h:1/"], COORDINATOR) == {"log": "http://h:1/"}
+    assert parse(["-l", "/var/logs/"], COORDINATOR) == {"log": "/var/logs/"}
+
+
+@pytest.mark.parametrize("words", [["-i=a", "--help"], ["/?"], ["-h"]])
+def test_help_is_asked_for_anywhere(words: list[str]) -> None:
+    assert wants_help(words)
+    assert not wants_help(["-i", "help"])
+
+
+def test_a_registration_outlives_the_logs_and_a_folder_of_others_is_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "state" / "penstock" / "immortals").mkdir(parents=True)
+    (tmp_path / "state" / "penstock" / "immortals" / "a").write_text("nonsense")
+    with pytest.raises(CorruptError, match="does not say where an instance is"):
+        places.log_of("a", None)
+    logs = places.log_of("a", str(tmp_path / "logs"))
+    for replica in (0, 1):
+        places.remember("a", logs, Registration(replica, 1000 + replica, 2000, version=3))
+    assert places.log_of("a", None) == logs
+    known = places.registered("a", 1)
+    assert known is not None
+    assert (known.receive_port, known.version) == (1001, 3)
+    assert places.registered("a", 2) is None
+    assert places.registered("b", 0) is None
+    assert places.place_of(logs) == logs
+    (tmp_path / "logs" / "other_0").mkdir(parents=True)
+    assert places.place_of(logs) == str(tmp_path / "logs" / "penstock")
+    assert places.folder_of(logs) == tmp_path / "logs"
+    assert places.folder_of("http://h:1") is None
 
 
 @pytest.mark.parametrize(
@@ -49,38 +90,55 @@ def script(function: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", code, *arguments]
 
 
-def test_register_start_and_the_lines_that_bindings_read(tmp_path: Path) -> None:
-    receive, send, port = free_port(), free_port(), free_port()
+def test_register_start_and_what_bindings_read(tmp_path: Path) -> None:
+    """As the C client's script has it: the logs are deleted when the instance has been registered."""
+    receive, send, port, logs = free_port(), free_port(), free_port(), tmp_path / "logs"
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
-    with broker(tmp_path) as place:
-        words = ("RegisterInstance", "-i=node", f"-rp={receive}", f"--sendPort={send}", f"-l={place}")
-        subprocess.run(script("ambrosia", *words), cwd=REPOSITORY, env=env, check=True, timeout=60)
-        out = tmp_path / "out"
-        with out.open("wb") as to:
-            coordinator = subprocess.Popen(
-                script("immortal_coordinator", "--instanceName=node", f"--port={port}"),
-                cwd=REPOSITORY, env=env, stdout=to, stderr=to,
-            )  # fmt: skip
-        binding = None
-        try:
-            until(lambda: out.read_text().startswith("Ready"), "Ready")
-            binding = subprocess.Popen(
-                [sys.executable, "-m", "tests.immortal.lb", "echo", str(receive), str(send),
-                 str(tmp_path / "report"), '{"peer": "nobody"}'],
-                cwd=REPOSITORY,
-            )  # fmt: skip
-            until(lambda: out.read_text().count("Adding ") == 4, "connections to itself")
-            lines = out.read_text().splitlines()
-            assert lines.count("Adding input:") == lines.count("Adding output:") == 2
+    words = ("RegisterInstance", "-i", "node", "--rp", str(receive), f"--sendPort={send}", "-l", f"{logs}/")
+    subprocess.run(script("ambrosia", *words), cwd=REPOSITORY, env=env, check=True, timeout=120)
+    shutil.rmtree(logs)
+    out = tmp_path / "out"
+    with out.open("wb") as to:
+        coordinator = subprocess.Popen(
+            script("immortal_coordinator", "--instanceName=node", f"--port={port}"),
+            cwd=REPOSITORY, env=env, stdout=to, stderr=to,
+        )  # fmt: skip
+    binding = None
+    try:
+        until(lambda: out.read_text().startswith("Ready"), "Ready")
+        binding = subprocess.Popen(
+            [sys.executable, "-m", "tests.immortal.lb", "echo", str(receive), str(send),
+             str(tmp_path / "report"), '{"peer": "nobody"}'],
+            cwd=REPOSITORY,
+        )  # fmt: skip
+        until(lambda: out.read_text().count("Adding ") == 4, "connections to itself")
+        lines = out.read_text().splitlines()
+        assert lines.count("Adding input:") == lines.count("Adding output:") == 2
+        assert (logs / "node_0" / "serverchkpt1").exists()
+        binding.kill()
+        coordinator.wait(60)
+        assert "FATAL ERROR 4: " in out.read_text()
+    finally:
+        coordinator.kill()
+        coordinator.wait()
+        if binding is not None:
             binding.kill()
-            coordinator.wait(60)
-            assert "FATAL ERROR 4: " in out.read_text()
-        finally:
-            coordinator.kill()
-            coordinator.wait()
-            if binding is not None:
-                binding.kill()
-                binding.wait()
+            binding.wait()
+
+
+def test_a_binding_that_goes_as_its_coordinator_is_told_to_is_no_fatal_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def serving(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise BindingGoneError("the binding closed its connection") from None
+
+    monkeypatch.setattr(running, "_serving", serving)
+    assert running.run(Options("a", 0, 0), "nowhere") == running.STOPPED
+    assert capsys.readouterr().out == ""
 
 
 def test_the_commands_register_and_show(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from tests.immortal.scripted import PATIENCE, Scripted, pair
 from penstock.base.errors import UsageError
 from penstock.cli import cli
 from penstock.immortal import Immortal, RemoteError, field, impulse, wire
-from penstock.immortal.binding import shell
 from penstock.immortal.binding.errors import ImmortalError
 from penstock.immortal.binding.ingress import Ingress
 from penstock.immortal.binding.machine import Machine
@@ -157,7 +156,7 @@ def test_calls_over_http_happen_once_for_a_key() -> None:
 def test_what_waits_to_be_written_is_bounded_by_its_bytes_not_by_their_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shell, "MAX_UNWRITTEN", 1 << 20)
+    monkeypatch.setattr("penstock.immortal.binding.shell.MAX_UNWRITTEN", 1 << 20)
     refuse_too_much([b"small"] * 100_000)
     with pytest.raises(ImmortalError, match="1 MiB wait"):
         refuse_too_much([bytes(600_000), bytes(600_000)])

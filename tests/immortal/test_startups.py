@@ -208,6 +208,10 @@ def test_repro_and_what_if_replay_and_follow(broker: str) -> None:
             async with instance(place, options, Debug(9)) as missing:
                 with pytest.raises(MissingCheckpointError, match="no checkpoint 9; there are: 1"):
                     await missing.until(lambda: False)
+            async with instance(place, replace(options, name="nobody"), Debug(1)) as nobody:
+                with pytest.raises(FatalError, match="no instance nobody to re-run"):
+                    await nobody.until(lambda: False)
+            assert "nobody" not in await journals.instances(place.client)
             live.add(1)
             await live.until(lambda: "record 3" in live.lb.seen)
 

@@ -49,9 +49,9 @@ def lands(broker: MemoryBroker, first: AppendRequest, content: bytes) -> AppendR
 
 
 def stops_after_landing(broker: MemoryBroker, first: AppendRequest, content: bytes) -> NoReturn:
-    """As a broker ends what it was asked when it is stopped: without a word."""
+    """As a broker ends what it was asked when it is stopped."""
     broker.land(first, content)
-    raise AbortError(grpc.StatusCode.CANCELLED, "")
+    raise AbortError(grpc.StatusCode.CANCELLED)
 
 
 def lost_after_landing(broker: MemoryBroker, first: AppendRequest, content: bytes) -> NoReturn:
@@ -196,8 +196,7 @@ class MemoryBroker:
     ) -> AsyncIterator[AppendBatchResult]:
         if self.refuses is not None:
             self.refused += 1
-            is_stopping = self.refuses is grpc.StatusCode.CANCELLED
-            await context.abort(self.refuses, "" if is_stopping else "told to")
+            await context.abort(self.refuses, "told to")
         refused: AppendResponse | None = None
         first = True
         async for batch in batches:

@@ -75,6 +75,9 @@ PROOFS = {
     + "test_a_log_that_is_written_anew_loses_nothing",
     "connector/sink/txnlog.py TransactionLog.append sync": CONNECTOR_SINK,
     "connector/sink/workers.py Workers.__init__ make_dirs": CONNECTOR_SINK,
+    "immortal/folder.py Folder._show make_dirs": (
+        "immortal/test_folder.py::test_a_folder_that_was_shown_survives_power_loss"
+    ),
     "journal/hosting.py Hosting.__init__ make_dirs": (
         "journal/test_durability.py::test_the_folder_of_fragments_is_made_durable_before_a_spool_goes"
     ),

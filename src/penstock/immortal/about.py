@@ -63,10 +63,17 @@ class Pace(msgspec.Struct, frozen=True, tag="pace"):
     at: float
 
 
+class Shown(msgspec.Struct, frozen=True, tag="shown"):
+    """The files of the instance are shown in this folder (`folder`): if it is gone, somebody deleted them."""
+
+    path: str
+    at: float
+
+
 PACE_HOLDS = 15.0
 """So many seconds a pace holds: who takes calls says it every other second."""
 
-Said = Registration | Serving | Pace
+Said = Registration | Serving | Pace | Shown
 _said: msgspec.json.Decoder[Said] = msgspec.json.Decoder(Said)
 
 
@@ -76,6 +83,7 @@ class About(msgspec.Struct):
     registrations: dict[int, Registration] = {}
     serving: Serving | None = None
     pace: Pace | None = None
+    shown: Shown | None = None
 
     def hear(self, said: Said) -> None:
         if isinstance(said, Registration):
@@ -85,6 +93,8 @@ class About(msgspec.Struct):
         elif isinstance(said, Pace):
             if self.pace is None or (said.epoch, said.at) >= (self.pace.epoch, self.pace.at):
                 self.pace = said
+        elif isinstance(said, Shown):
+            self.shown = said
         elif self.serving is None or said.epoch >= self.serving.epoch:
             self.serving = said
 
@@ -154,6 +164,8 @@ async def _rewrite(client: AsyncClient, instance: str, journal: str) -> None:
         everything.append(about.serving)
     if about.pace is not None:
         everything.append(about.pace)
+    if about.shown is not None:
+        everything.append(about.shown)
     await client.append(journal, b"".join(msgspec.json.encode(said) + b"\n" for said in everything))
     await client.trim(journal, rolled.offset)
 
@@ -176,18 +188,20 @@ async def register(
     instance: str,
     registration: Registration,
     *,
+    is_known: bool = True,
     replication: int = 1,
     store: str = journals.STORE,
 ) -> None:
     """Register an instance, or a replica of one; what was registered before is replaced.
 
-    The last two are of its journals, if they are made now.
+    A replica of an instance that nobody has heard of is refused, unless it need not be `is_known`. The last two are
+    of its journals, if they are made now.
     """
     if registration.upgrade < registration.version:
         raise UsageError(
             f"the version to upgrade to ({registration.upgrade}) is below the current one ({registration.version})"
         )
-    if registration.replica:
+    if registration.replica and is_known:
         known = await journals.instances(client)
         if instance not in known:
             raise UsageError(

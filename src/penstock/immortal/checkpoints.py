@@ -117,14 +117,25 @@ class Writer:
 
     @classmethod
     async def begin(
-        cls, client: AsyncClient, instance: str, owner: str, reach: Again, head: Head, kept: Iterable[bytes]
+        cls,
+        client: AsyncClient,
+        instance: str,
+        owner: str,
+        reach: Again,
+        head: Head,
+        kept: Iterable[bytes],
+        *,
+        is_first: bool = False,
     ) -> Writer:
-        """Claim the journal and begin; `head.number` is set to the next one."""
+        """Claim the journal and begin; `head.number` is set to the next one.
+
+        The first one of an instance that begins anew is number 1: those before it are of another life, and go.
+        """
         journal = journal_name(instance, "checkpoints")
         record = b"".join(_frame(CLAIM, owner.encode()))
         own = await steadily(reach, lambda: claim(client, journal, owner, record))
         assert own is not None
-        there = await steadily(reach, lambda: catalogue(client, instance))
+        there = Catalogue() if is_first else await steadily(reach, lambda: catalogue(client, instance))
         number = there.last.number + 1 if there.last else 1
         writer = cls(Fenced(client, own, reach), msgspec.structs.replace(head, number=number), there, owner)
         with step("immortal-checkpoint-begin"):

@@ -16,15 +16,18 @@ stops there until the binding has answered, while input goes on into the log. Ho
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from penstock.base.faults import step
 from penstock.immortal import checkpoints, journals
 from penstock.immortal.checkpoints import Catalogue, Entry
+from penstock.immortal.folder import Folder
 from penstock.immortal.journals import Fenced, journal_name, steadily
 from penstock.immortal.logformat import Mark, Rolled, Source, encode_mark
 from penstock.immortal.outputs import Output
@@ -40,6 +43,7 @@ from penstock.journal.client import BrokerGoneError, FencedError, JournalError, 
 
 _log = logging.getLogger(__name__)
 QUEUE_BYTES = 32 << 20
+_LOOK_AGAIN = 0.1
 SENT = CALLS | {int(MessageType.RPC_BATCH)}
 """What a binding sends to others and to itself."""
 
@@ -79,6 +83,8 @@ class Options:
     replication: int = 1
     """Of the instance's journals, if they are made now."""
     store: str = journals.STORE
+    folder: Path | None = None
+    """The directory of logs in which bindings look for the instance's files (`folder`)."""
 
 
 @dataclass
@@ -114,6 +120,7 @@ class Coordinator:
         self.client = place.client
         self.binding = binding
         self.owner = owner
+        self.folder = None if options.folder is None else Folder(place, options.name, options.folder)
         self.state = State(options.name, 0, "")
         self.fenced: Fenced | None = None
         self.version = options.version
@@ -191,12 +198,16 @@ class Coordinator:
         """What nobody takes holds the binding back, except where it would wait for itself."""
         while self.is_primary and self._asked is None and not self._has_room:
             self.progress.clear()
-            await self.progress.wait()
+            with contextlib.suppress(TimeoutError):  # that the binding has stopped to read is told by nobody
+                await asyncio.wait_for(self.progress.wait(), _LOOK_AGAIN)
 
     @property
     def _has_room(self) -> bool:
-        gathered = self.state.gathered_bytes
-        return gathered < 2 * COMMIT_BUFFER and self.state.output_bytes - gathered < self.options.output_limit
+        """Of input not more than the log takes; but a binding that does not read may be waiting to be read from."""
+        gathered, sent = self.state.gathered_bytes, self.state.output_bytes
+        if self.binding.is_behind:
+            return sent < self.options.output_limit
+        return gathered < 2 * COMMIT_BUFFER and sent - gathered < self.options.output_limit
 
     # Checkpoints.
 
@@ -227,7 +238,13 @@ class Coordinator:
         state, kept = self.state.head(asked.initial)
         head = checkpoints.Head(0, asked.version, asked.log_offset, length, state)
         return await checkpoints.Writer.begin(
-            self.client, self.options.name, self.owner, self.place.reach, head, kept
+            self.client,
+            self.options.name,
+            self.owner,
+            self.place.reach,
+            head,
+            kept,
+            is_first=asked.is_first,
         )
 
     async def _blob(self, writer: checkpoints.Writer, event: Blob) -> None:
@@ -236,6 +253,8 @@ class Coordinator:
             return
         entry, there = await writer.commit(self.options.keep)
         _log.info("checkpoint %d of %s: %d bytes", entry.number, self.options.name, entry.size)
+        if self.folder is not None:
+            await self.folder.show(there)
         await self._trim(there)
         asked, self._asked = self._asked, None
         assert asked is not None

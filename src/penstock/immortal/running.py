@@ -13,6 +13,7 @@ next start recovers as after any crash.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -31,9 +32,10 @@ STOPPED = 0
 
 
 def tell(text: str) -> None:
-    """One line for whoever started us."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    """One line for whoever started us, if it still listens."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
 
 
 Decide = Callable[[AsyncClient], Awaitable[Options]]
@@ -61,8 +63,7 @@ def run(
         code, text = (
             (0, f"unexpected {type(found).__name__}: {found}") if ended is None else (ended.code, ended)
         )
-        sys.stdout.write(f"FATAL ERROR {code}: {text}\n")
-        sys.stdout.flush()
+        tell(f"FATAL ERROR {code}: {text}")
         return 1
 
 
@@ -71,12 +72,21 @@ async def _run(
 ) -> int:
     loop = asyncio.get_running_loop()
     serving = asyncio.ensure_future(_serving(options, place, tls, tokens, debug))
+    told: set[int] = set()
+
+    def stop(number: int) -> None:
+        told.add(number)
+        serving.cancel()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, serving.cancel)
+        loop.add_signal_handler(number, stop, number)
     try:
         await serving
     except asyncio.CancelledError:
         return STOPPED
+    except Exception:
+        if not told:  # who stops us closes the binding's connections as well, a moment before or after
+            raise
     return STOPPED
 
 
@@ -90,6 +100,7 @@ async def _serving(
 
 def end(code: int) -> None:
     """End the process at once: nothing that is left over may hold the binding."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)

@@ -4,12 +4,14 @@
     send port      coordinator -> binding: records
 
 Each port is bound, accepts one connection, and is closed again; the pair is never joined anew. Only this machine can
-connect. `listens` is the way of old bindings: they listen for the second connection themselves.
+connect, by IPv4 or IPv6. `legacy` is the way of old bindings: they listen for the second connection themselves.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -20,6 +22,7 @@ from penstock.immortal.wire.messages import CheckpointStart, Message, MessageDec
 from penstock.immortal.wire.records import checkpoint_record, control_record, encode_record
 
 HOST = "127.0.0.1"
+HOST6 = "::1"
 _READ = 256 << 10
 _RETRY = 0.25
 
@@ -34,11 +37,13 @@ class Binding:
     def __init__(
         self,
         reader: asyncio.StreamReader,
+        first: asyncio.Future[bytes],
         writer: asyncio.StreamWriter,
         own: asyncio.StreamWriter,
         legacy: bool,
     ) -> None:
         self._reader = reader
+        self._first = first
         self._writer = writer
         self._own = own
         self._decoder = MessageDecoder(fixed_lengths=legacy)
@@ -49,20 +54,27 @@ class Binding:
     ) -> Binding:
         """Wait for a binding, as long as it takes; it may connect from `ready` on."""
         reader, own = await _accept(receive_port, ready)
-        _, writer = await (_connect(send_port) if legacy else _accept(send_port, lambda: None))
-        return cls(reader, writer, own, legacy)
+        first = asyncio.ensure_future(_read(reader))
+        second = asyncio.ensure_future(_connect(send_port) if legacy else _accept(send_port, lambda: None))
+        try:
+            await asyncio.wait((first, second), return_when=asyncio.FIRST_COMPLETED)
+            if not second.done():
+                first.result()  # a binding that died between its two connections is not waited for
+            _, writer = await second
+        except BaseException:
+            first.cancel()
+            second.cancel()
+            own.close()
+            raise
+        return cls(reader, first, writer, own, legacy)
 
     async def events(self) -> AsyncIterator[Message | CheckpointStart | Blob]:
         """What the binding sends; ends with an error when the connection does."""
+        data = await self._first
         while True:
-            try:
-                data = await self._reader.read(_READ)
-            except OSError as error:
-                raise BindingGoneError(f"the connection of the binding broke: {error}") from None
-            if not data:
-                raise BindingGoneError("the binding closed its connection")
             for event in self._decoder.feed(data):
                 yield event
+            data = await _read(self._reader)
 
     async def deliver(self, committer: int, sequence: int, body: Buffer) -> None:
         """A record of input."""
@@ -77,6 +89,11 @@ class Binding:
         async for piece in blob:
             await self._write([piece])
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the binding has not read what was written to it."""
+        return self._writer.transport.get_write_buffer_size() > 0
+
     async def _write(self, pieces: Sequence[Buffer]) -> None:
         try:
             self._writer.writelines(pieces)
@@ -89,22 +106,67 @@ class Binding:
         self._own.close()
 
 
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    try:
+        data = await reader.read(_READ)
+    except OSError as error:
+        raise BindingGoneError(f"the connection of the binding broke: {error}") from None
+    if not data:
+        raise BindingGoneError("the binding closed its connection")
+    return data
+
+
 async def _accept(port: int, ready: Callable[[], None]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    with socket.socket() as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((HOST, port))
-        except OSError as error:
-            raise PenstockError(
-                f"port {port} of {HOST} cannot be listened on: {error.strerror}",
-                hint="another coordinator uses it, perhaps one of this instance; name another port",
-            ) from None
-        listening.listen(1)
-        listening.setblocking(False)
+    with contextlib.ExitStack() as listening:
+        waiting = [listening.enter_context(one) for one in _listening(port)]
         ready()
-        connection, _ = await asyncio.get_running_loop().sock_accept(listening)
+        connection = await _first_connection(waiting)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return await asyncio.open_connection(sock=connection, limit=1 << 20)
+
+
+def _listening(port: int) -> list[socket.socket]:
+    """On both loopback addresses: `localhost` is the one for some bindings, and the other for others."""
+    made: list[socket.socket] = []
+    for family, host in ((socket.AF_INET, HOST), (socket.AF_INET6, HOST6)):
+        try:
+            one = socket.socket(family)
+        except OSError:
+            continue  # no IPv6 here
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.setblocking(False)
+        try:
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.bind((host, port))
+            one.listen(1)
+        except OSError as error:
+            one.close()
+            if made and error.errno != errno.EADDRINUSE:
+                continue
+            for other in made:
+                other.close()
+            raise PenstockError(
+                f"port {port} of {host} cannot be listened on: {error.strerror}",
+                hint="another coordinator uses it, perhaps one of this instance; name another port",
+            ) from None
+        made.append(one)
+    return made
+
+
+async def _first_connection(listening: Sequence[socket.socket]) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    accepting = [asyncio.ensure_future(loop.sock_accept(one)) for one in listening]
+    try:
+        done, _ = await asyncio.wait(accepting, return_when=asyncio.FIRST_COMPLETED)
+        (connection, _), *others = [one.result() for one in done]
+        for other, _ in others:
+            other.close()
+        return connection
+    finally:
+        for one in accepting:
+            one.cancel()
+        await asyncio.gather(*accepting, return_exceptions=True)  # before the sockets are closed
 
 
 async def _connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

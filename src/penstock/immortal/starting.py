@@ -57,7 +57,11 @@ class Debug:
 async def serve(options: Options, place: Place, tell: Tell, debug: Debug | None = None) -> None:
     """Run a coordinator until it fails, which is how each one ends."""
     await place.reach()
-    await journals.ensure(place.client, options.name, replication=options.replication, store=options.store)
+    if debug is None:
+        name, replication, store = options.name, options.replication, options.store
+        await journals.ensure(place.client, name, replication=replication, store=store)
+    elif options.name not in await journals.instances(place.client):
+        raise FatalError(2, f"there is no instance {options.name} to re-run")
     receive, send = options.receive_port, options.send_port
     binding = await Binding.accepted(
         receive,
@@ -117,7 +121,7 @@ class Life:
         there = await steadily(
             self._coordinator.place.reach, lambda: checkpoints.catalogue(self._client, options.name)
         )
-        if options.create == "Y":
+        if options.create == "Y" or await self._is_to_begin_anew():
             await self._first_start(None)
             return
         while options.active and there.last is None and options.create == "A":
@@ -130,6 +134,16 @@ class Life:
             raise FatalError(2, f"instance {options.name} has no checkpoint to recover from")
         else:
             await self._recover(there.last)
+
+    async def _is_to_begin_anew(self) -> bool:
+        """Replicas begin anew by nothing but `create`: one of them may run while another is started."""
+        options, folder = self._options, self._coordinator.folder
+        if options.create != "A" or options.active or folder is None:
+            return False
+        if not await folder.was_deleted(options.version):
+            return False
+        self._tell(f"The logs of {options.name} were deleted: it begins anew")
+        return True
 
     async def replay_only(self, debug: Debug) -> None:
         """Re-run from a checkpoint, and follow the log; nothing is claimed, nothing is written."""

@@ -62,6 +62,15 @@ class DataDir:
         return (self.path / "VERSION").exists()
 
     @property
+    def is_free(self) -> bool:
+        """Whether there is a data directory, or could be."""
+        return self.exists or not self.path.exists() or not self._stray()
+
+    def _stray(self) -> list[str]:
+        """What stands in a directory that is none of ours."""
+        return [entry.name for entry in self.path.iterdir() if entry.name not in ("LOCK", ".VERSION.partial")]
+
+    @property
     def keyspace(self) -> Path:
         return self.path / "keyspace"
 
@@ -130,9 +139,7 @@ class DataDir:
             disk.sync_dir(self.path)  # whoever made it may have died before that
             return self.version()
         disk.make_dirs(self.path, 0o700)
-        stray = [
-            entry.name for entry in self.path.iterdir() if entry.name not in ("LOCK", ".VERSION.partial")
-        ]
+        stray = self._stray()
         if stray:
             raise UsageError(
                 f"{self.path} is not a data directory and not empty (it holds {stray[0]})",

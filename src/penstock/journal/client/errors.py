@@ -143,12 +143,12 @@ def translated(error: grpc.RpcError, address: str) -> PenstockError:
     """gRPC's error as ours."""
     assert isinstance(error, (grpc.Call, grpc.aio.AioRpcError))
     code, details = error.code(), error.details() or ""
-    # A broker that stops cancels what it was asked, without a word. The last is what grpcio says of a connection that
-    # went while something was being written to it.
-    is_stopping = code is grpc.StatusCode.CANCELLED and not details
+    # A broker that stops cancels what it was asked; what we cancel ourselves never gets here. The last is what grpcio
+    # says of a connection that went while something was being written to it.
+    is_stopping = code is grpc.StatusCode.CANCELLED
     if code is grpc.StatusCode.UNAVAILABLE or is_stopping or details == "Internal error from Core":
         return BrokerGoneError(
-            f"the broker at {address} does not answer ({details or 'it stops'})",
+            f"the broker at {address} does not answer ({details or code.name})",
             hint=_hint(details),
             harmless=details.startswith(_NOT_SENT),
         )
