@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from penstock.base.errors import CorruptError
 from penstock.connector.inner import Phase1, Phase2
 from penstock.connector.sink import Storage, Workers
 from penstock.connector.sink.keeper import Keeper
+from penstock.connector.sink.ledger import RuleError
 from penstock.connector.sink.parquet import STAGED, ParquetStorage
 from penstock.connector.sink.postgres import PostgresStorage
 from penstock.connector.sink.sqlite import SqliteStorage, rows_of
@@ -163,6 +166,17 @@ def test_what_was_prepared_without_a_vote_is_gone_when_the_worker_comes_again(
     keeper.phase2(Phase2("t2", True))
     workers.detach(keeper)
     assert store.content() == line(2)
+
+
+def test_one_whose_connection_is_on_its_way_out_has_left(store: Store, workers: Workers) -> None:
+    keeper = workers.attach("w")
+    with pytest.raises(RuleError, match="has not left"):
+        workers.left("w", ["w"])
+    with ThreadPoolExecutor(1) as others:
+        told = others.submit(workers.left, "other", ["w"])
+        time.sleep(0.1)  # for it to be there first; if it is not, nothing is shown, and nothing fails
+        workers.detach(keeper)
+        told.result(60)
 
 
 def test_a_worker_that_left_keeps_its_rows_and_begins_anew(store: Store, workers: Workers) -> None:

@@ -127,7 +127,8 @@ def test_a_secret_is_not_on_the_command_line(spark: SparkSession) -> None:
 
 @pytest.mark.spark
 def test_the_handler_of_interrupts_stays_the_program_s_own(spark: SparkSession) -> None:
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    # Python's own; none where whoever started the tests has them ignore interrupts.
+    assert signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_IGN)
 
 
 @pytest.mark.spark

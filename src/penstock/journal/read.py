@@ -57,7 +57,7 @@ async def read(
                 return
             await changed.wait()
             continue
-        if found is None and replica.is_about_to_show:
+        if found is None and offset < replica.write_head and replica.is_about_to_show:
             await asyncio.sleep(_MOMENT)  # or else the write head would be told of, and not what is before it
             continue
         response = ReadResponse(offset=offset, write_head=replica.write_head)

@@ -62,7 +62,7 @@ class Workers:
     def attach(self, worker: str) -> Keeper:
         """Take a name; `RuleError` if another connection has it and keeps it."""
         with self._free:
-            if not self._free.wait_for(lambda: worker not in self._taken, self._patience):
+            if not self._is_free(worker):
                 raise RuleError(f"worker {worker} is already active")
             self._taken.add(worker)
         try:
@@ -82,7 +82,7 @@ class Workers:
         """Set the state of workers aside; whoever is not known has been, or never came."""
         for worker in workers:
             with self._free:
-                if worker == teller or worker in self._taken:
+                if worker == teller or not self._is_free(worker):
                     raise RuleError(f"worker {worker} has not left: it is connected")
                 self._taken.add(worker)
             try:
@@ -90,6 +90,10 @@ class Workers:
                     self._dismiss(worker)
             finally:
                 self._release(worker)
+
+    def _is_free(self, worker: str) -> bool:
+        """Whether nobody has a name, or whoever has it gives it back in time. With `_free` held."""
+        return self._free.wait_for(lambda: worker not in self._taken, self._patience)
 
     def close(self) -> None:
         """Let the directory go."""
