@@ -23,6 +23,8 @@ from penstock.journal.datadir import DataDir
 _ADDRESS = re.compile(r"(https?://|unix:)")
 _POLL = 0.1
 _PATIENCE = 60.0
+# Others keep their streams of appends open. The sooner we are gone, the sooner one of them serves what they ask again.
+_GRACE = 0.2
 
 
 def is_address(place: str) -> bool:
@@ -106,7 +108,7 @@ def serve(path: Path) -> int:
     from penstock.journal.embedded import EmbeddedBroker  # only the broker's own process needs all of it
 
     try:
-        broker = EmbeddedBroker(path, patience=0.0)
+        broker = EmbeddedBroker(path, patience=0.0, grace=_GRACE)
     except InUseError:
         return 0  # another one was faster, and serves as well
     except PenstockError as error:

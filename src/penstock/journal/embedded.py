@@ -21,7 +21,7 @@ from penstock.journal.broker import Broker
 from penstock.journal.client import BrokerGoneError, Client
 from penstock.journal.datadir import DataDir, Lock
 from penstock.journal.near import NearAppends
-from penstock.journal.server import serve_socket
+from penstock.journal.server import EMBEDDED_GRACE, serve_socket
 
 _PATIENCE = 5.0
 _POLL = 0.05
@@ -31,9 +31,17 @@ class EmbeddedBroker:
     """Owns a data directory from `start` to `stop`."""
 
     def __init__(
-        self, path: Path, *, create: bool = True, patience: float = _PATIENCE, disk: Disk | None = None
+        self,
+        path: Path,
+        *,
+        create: bool = True,
+        patience: float = _PATIENCE,
+        grace: float = EMBEDDED_GRACE,
+        disk: Disk | None = None,
     ) -> None:
+        """`patience` is for the owner that the directory may have, `grace` for whoever asks us when we are to end."""
         self.directory = DataDir(path)
+        self._grace = grace
         self._disk = disk or Disk()
         if not create:
             self.directory.version()
@@ -94,7 +102,7 @@ class EmbeddedBroker:
         broker = Broker(self.directory, version, self._disk)
         self._near = NearAppends(broker, self._loop)
         try:
-            await serve_socket(broker, self._ready.set, self._stop)
+            await serve_socket(broker, self._ready.set, self._stop, self._grace)
         finally:
             await broker.close()
 

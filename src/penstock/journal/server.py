@@ -103,7 +103,9 @@ async def serve(
         await broker.close()
 
 
-async def serve_socket(broker: Broker, ready: Callable[[], None], stop: asyncio.Event) -> None:
+async def serve_socket(
+    broker: Broker, ready: Callable[[], None], stop: asyncio.Event, grace: float = EMBEDDED_GRACE
+) -> None:
     """Serve the directory's own socket only, as the embedded broker does."""
     server = _server(MAX_RECEIVE)
     wire.register(server, broker, OpenAuthorizer(), broker.metrics)
@@ -114,7 +116,7 @@ async def serve_socket(broker: Broker, ready: Callable[[], None], stop: asyncio.
         await stop.wait()
     finally:
         broker.end_waits()
-        await server.stop(EMBEDDED_GRACE)  # which also removes the socket
+        await server.stop(grace)  # which also removes the socket
 
 
 async def _serve(
