@@ -26,8 +26,17 @@ from penstock.log.message import Message, Mode
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.transaction import Transaction
 from penstock.pipeline.clock import now_us
-from penstock.pipeline.progress import NodeProgress, Progress, RunFile, publish
+from penstock.pipeline.progress import (
+    BatchProgress,
+    NodeProgress,
+    Progress,
+    QueryProgress,
+    RunFile,
+    SparkProgress,
+    publish,
+)
 from penstock.pipeline.records import PipelineStatus
+from penstock.pipeline.signs import moment
 from penstock.pipeline.watching import Watched
 
 from .conftest import Visit
@@ -344,10 +353,24 @@ def test_what_is_seen_is_shown_before_everything_is(
         assert page.get_by_text("Still looking").count() == 0
 
 
+SLIM = NodeProgress("slim", "function", "pick", "running", 4321, 4300, 21)
+SPARK = SparkProgress(
+    "4.3.0",
+    "local[2]",
+    "local-1",
+    None,
+    [
+        QueryProgress(
+            "sales", "shop/sales", True, [BatchProgress(now_us(), 0, 14, 14, 0, 0, 14, 0.5, {"stage": 481.0})]
+        )
+    ],
+)
+
+
 def beside_the_run(shop: Place, voted: Transaction, broker: EmbeddedBroker) -> AbstractContextManager[str]:
     """In its data directory, where its file is; its process is this one."""
     sales = NodeProgress("sales", "sink", "connector", "running", transaction=voted)
-    progress = Progress("shop", 1.0, "running", 16, [sales])
+    progress = Progress("shop", 1.0, "running", 16, [SLIM, sales], spark=SPARK)
     publish(shop.data, RunFile("r2", os.getpid(), "here", now_us(), now_us(), progress, None))
     return console(shop.data)
 
@@ -356,14 +379,16 @@ def behind_a_broker(shop: Place, voted: Transaction, broker: EmbeddedBroker) -> 
     """Elsewhere: the run's beat must do."""
     run: Detail = {"run": "r2", "pid": 7, "host": "elsewhere"}
     told: Detail = {**run, "in_flight": {"sales": msgspec.to_builtins(voted)}}
+    told |= moment(Progress("shop", 1.0, "running", 16, [SLIM], spark=SPARK))
+    soon = now_us() + 3_600_000_000  # nobody beats: it must not go silent while the page is looked at
     with Client(broker.address) as client:
         for action, detail in (("run-begin", run), ("run-beat", told)):
-            Control(client, "shop").append(ControlEntry(now_us(), "run", action, None, detail))
+            Control(client, "shop").append(ControlEntry(soon, "run", action, None, detail))
     return console(shop.data, reaching=BrokerPlace(lambda: Client(broker.address), broker.address))
 
 
 @pytest.mark.parametrize("watched", [beside_the_run, behind_a_broker])
-def test_transactions_in_flight_are_shown_with_their_votes(
+def test_transactions_in_flight_and_what_spark_does_are_shown(
     shop: Place,
     visit: Visit,
     watched: Callable[[Place, Transaction, EmbeddedBroker], AbstractContextManager[str]],
@@ -378,6 +403,11 @@ def test_transactions_in_flight_are_shown_with_their_votes(
         expect(shown, "aborted")
         expect(shown.get_by_role("listitem").nth(1), "shop.sales.1 abort")
         accessible(page)
+        page.goto(f"{at}/#/spark")
+        expect(page.locator("#main"), "Spark 4.3.0, local[2], local-1")
+        expect(page.get_by_role("table"), "0 to 13")
+        page.goto(f"{at}/#/p/shop")
+        expect(page.locator("#main"), "4.3k through")
 
 
 def test_immortals_are_shown_without_their_secrets(

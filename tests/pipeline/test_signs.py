@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.base.errors import PenstockError
@@ -14,6 +15,7 @@ from penstock.journal.embedded import EmbeddedBroker
 from penstock.log.control import Control, ControlEntry, RunMark
 from penstock.log.transaction import DECIDED, Transaction, after_votes, begun
 from penstock.pipeline import signs
+from penstock.pipeline.progress import BatchProgress, NodeProgress, Progress, QueryProgress, SparkProgress
 from penstock.pipeline.signs import Signs
 
 SECOND = 1_000_000
@@ -34,11 +36,15 @@ def test_what_lasts_is_told_at_once_when_it_changes_and_again_with_every_beat(
 ) -> None:
     now = 100 * SECOND
     monkeypatch.setattr(signs, "now_us", lambda: now)
+    batches = [BatchProgress(number, number, number + 1, 1, 0, 0, 1, 0.5) for number in range(5)]
+    query = QueryProgress("plain", "p/plain", True, batches)
+    functions = [NodeProgress("slim", "function", "pick", "running", 5, 4, 1, copies=[])]
+    progress = Progress("p", 1.0, "running", 5, functions)
     group, plain = Sink(frozenset({"left", "right"})), Sink(frozenset({"plain"}))
     with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
         control = Control(client, "p")
         control.append(ControlEntry(now, "run", "run-begin", None, {"run": "r", "pid": 7}))
-        told = Signs(control, "r")
+        told = Signs(control, "r", lambda: progress)
 
         def heard() -> RunMark:
             told.tell([group, plain])
@@ -62,7 +68,14 @@ def test_what_lasts_is_told_at_once_when_it_changes_and_again_with_every_beat(
         heard()
         assert len(control.entries()) == 3, "what has not changed is not told again"
         told.beat()
-        assert heard().in_flight == {"left": voted}, "but a beat tells everything"
+        run = heard()
+        assert run.in_flight == {"left": voted}, "but a beat tells everything"
+        assert (msgspec.convert(run.functions, list[NodeProgress]), run.spark) == (functions, None)
+        progress = replace(progress, spark=SparkProgress("4", "local[2]", "a", None, [query]))
+        told.beat()
         group.transactions = {}
-        assert heard().in_flight == {}
-        assert len(control.entries()) == 5
+        run = heard()
+        assert run.in_flight == {}
+        kept = msgspec.convert(run.spark, SparkProgress)
+        assert kept.queries[0].batches == batches[-3:], "what a beat alone tells stands until the next"
+        assert len(control.entries()) == 6

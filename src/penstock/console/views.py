@@ -58,7 +58,7 @@ def pipeline_view(
     rates: Mapping[str, float],
 ) -> Json:
     """Everything that the overview and the pages of a pipeline show without asking for more."""
-    told = {node.node: node for node in file.progress.nodes} if file else {}
+    told = {node.node: node for node in (file.progress.nodes if file else _beaten(control))}
     live = told if status.running else {}
     nodes, edges = _shape(status, control, told)
     sinks = {sink.sink: sink for sink in status.sinks}
@@ -95,10 +95,19 @@ def pipeline_view(
         "nodes": shown,
         "edges": edges,
         "rate": rates.get("", 0.0),
-        "spark": msgspec.to_builtins(file.progress.spark)
-        if file and status.running and file.progress.spark
-        else None,
+        "spark": _spark(control, file) if status.running else None,
     }
+
+
+def _beaten(control: ControlState) -> Sequence[NodeProgress]:
+    """The functions, as of the last beat of a run that has its file elsewhere."""
+    return msgspec.convert(control.run.functions, list[NodeProgress]) if control.run else ()
+
+
+def _spark(control: ControlState, file: RunFile | None) -> object:
+    if file is not None:
+        return msgspec.to_builtins(file.progress.spark)
+    return control.run.spark if control.run else None
 
 
 def _last_run(control: ControlState) -> Json | None:

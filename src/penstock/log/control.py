@@ -90,6 +90,23 @@ class RunMark(msgspec.Struct, frozen=True):
     """The sinks that stand still while it runs, as of its last beat."""
     in_flight: dict[str, Transaction] = {}
     """The two-phase commits of its sinks that take their time, as of its last beat."""
+    functions: list[dict[str, object]] = []
+    """What each of its functions has done, as a run's file has it."""
+    spark: dict[str, object] | None = None
+    """Its Spark session with the last batches, as a run's file has it."""
+
+    def after(self, beat: ControlEntry) -> RunMark:
+        """This mark and one more beat. Not every beat tells what is different with every batch."""
+        told: Detail = {name: beat.detail[name] for name in ("functions", "spark") if name in beat.detail}
+        moment = msgspec.convert(told | {"run": self.run}, RunMark)
+        return msgspec.structs.replace(
+            self,
+            beat=max(self.beat, beat.time),
+            standing=msgspec.convert(beat.detail.get("standing") or {}, dict[str, Standing]),
+            in_flight=msgspec.convert(beat.detail.get("in_flight") or {}, dict[str, Transaction]),
+            functions=moment.functions if "functions" in told else self.functions,
+            spark=moment.spark if "spark" in told else self.spark,
+        )
 
     def alive(self, now: int) -> bool:
         """Whether it is taken to run still, at `now` (us)."""
@@ -119,10 +136,7 @@ class ControlState(msgspec.Struct, frozen=True):
             takes_its_place = entry.action == RUN_BEAT and "pid" in entry.detail
             return replace(self, run=_begun(entry)) if takes_its_place and self._vacant else self
         if entry.action == RUN_BEAT:
-            beat = max(self.run.beat, entry.time)
-            standing = msgspec.convert(entry.detail.get("standing") or {}, dict[str, Standing])
-            in_flight = msgspec.convert(entry.detail.get("in_flight") or {}, dict[str, Transaction])
-            return replace(self, run=replace(self.run, beat=beat, standing=standing, in_flight=in_flight))
+            return replace(self, run=self.run.after(entry))
         if entry.action == RUN_END:
             code = entry.detail.get("exit_code")
             ended = replace(self.run, ended=True, exit_code=code if isinstance(code, int) else None)

@@ -167,7 +167,7 @@ class _Run:
             pipeline, scratch / "spark", options.master, options.cores, options.settings, lent
         )
         self._control = Control(place.client, pipeline.name)
-        self.signs = Signs(self._control, self.id)
+        self.signs = Signs(self._control, self.id, lambda: self.progress)
         self._refuse_second()
         self._heard, _ = self._control.changed_since(0)
         settings = pipeline.settings

@@ -2,7 +2,8 @@
 
 Who has its data directory sees much more in its file (`progress.py`). For the others, behind a broker, these signs must
 do: by them they know that it runs, which of its sinks stand still, so that these can be edited meanwhile, and which
-two-phase commits take their time, with their votes. What changes all the time is not told here: a journal keeps it.
+two-phase commits take their time, with their votes. That is told when it changes. What changes all the time, the
+counts of the functions and Spark's last batches, goes with the beats alone: a journal keeps what it is told.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -35,6 +37,10 @@ from penstock.pipeline.definition import Pipeline
 from penstock.pipeline.errortext import first_line
 from penstock.pipeline.graph import as_values, graph_of
 from penstock.pipeline.identity import source_identity
+from penstock.pipeline.progress import Progress
+
+_BATCHES = 3
+"""As many of each query are told in a beat."""
 
 
 class Sink(Protocol):
@@ -51,13 +57,14 @@ class Sink(Protocol):
 
 
 class Signs:
-    """Of one run. `beat` may come from a thread of its own."""
+    """Of one run, whose moment `look` gives. `beat` may come from a thread of its own."""
 
-    def __init__(self, control: Control, run: str) -> None:
+    def __init__(self, control: Control, run: str, look: Callable[[], Progress]) -> None:
         self.http: str | None = None
         """Where its `/status` and `/metrics` are."""
         self._control = control
         self._run = run
+        self._look = look
         self._told: Detail = {}
         self._lock = threading.Lock()
 
@@ -73,7 +80,7 @@ class Signs:
     def beat(self) -> None:
         """To be given every few seconds."""
         with self._lock:
-            self._beat(self._told)
+            self._beat({**self._told, **moment(self._look())})
 
     def tell(self, sinks: Sequence[Sink]) -> None:
         """Tell how the sinks stand, at once if that has changed: somebody may wait for it."""
@@ -118,3 +125,13 @@ def standing(sinks: Sequence[Sink], now: int) -> Detail:
     }
     told = {"standing": still, "in_flight": in_flight}
     return {name: msgspec.to_builtins(what) for name, what in told.items() if what}
+
+
+def moment(progress: Progress) -> Detail:
+    """What is another thing with every batch."""
+    spark = progress.spark
+    if spark is not None:
+        queries = [replace(query, batches=query.batches[-_BATCHES:]) for query in spark.queries]
+        spark = replace(spark, queries=queries)
+    functions = [node for node in progress.nodes if node.kind == "function"]
+    return {"functions": msgspec.to_builtins(functions), "spark": msgspec.to_builtins(spark)}
