@@ -79,3 +79,9 @@ def test_what_lasts_is_told_at_once_when_it_changes_and_again_with_every_beat(
         kept = msgspec.convert(run.spark, SparkProgress)
         assert kept.queries[0].batches == batches[-3:], "what a beat alone tells stands until the next"
         assert len(control.entries()) == 6
+        group.transactions = {"left": voted}
+        assert heard().in_flight == {"left": voted}
+        told.end(0)
+        ended = control.state().run
+        assert ended is not None
+        assert (ended.ended, ended.in_flight) == (True, {})

@@ -139,7 +139,10 @@ class ControlState(msgspec.Struct, frozen=True):
             return replace(self, run=self.run.after(entry))
         if entry.action == RUN_END:
             code = entry.detail.get("exit_code")
-            ended = replace(self.run, ended=True, exit_code=code if isinstance(code, int) else None)
+            # What was in flight at its last beat is decided, or the next run decides it.
+            ended = replace(
+                self.run, ended=True, exit_code=code if isinstance(code, int) else None, in_flight={}
+            )
             return replace(self, run=ended)
         return self
 
