@@ -38,6 +38,7 @@ from penstock.immortal.wire import (
     rpcs_of,
     split_messages,
 )
+from penstock.journal.datadir import DataDir
 
 HERE = Path(__file__).resolve()
 BATCH_BYTES = 1 << 20
@@ -133,11 +134,14 @@ def start(
     return [subprocess.Popen(command, stdout=out, stderr=out) for command in (serve, lb)]
 
 
-def stop(processes: list[subprocess.Popen[bytes]]) -> None:
+def stop(processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
+    """Kill them, and wait for the broker of their directory, which ends by itself behind the last of them."""
     for process in processes:
         process.kill()
     for process in processes:
         process.wait()
+    while DataDir(folder / "data").owner() is not None:
+        time.sleep(0.05)
 
 
 def durable(size: int, seconds: float, ports: list[int], log_bytes: int = 0) -> tuple[float, float | None]:
@@ -156,7 +160,7 @@ def durable(size: int, seconds: float, ports: list[int], log_bytes: int = 0) -> 
             rate = (told["count"] - first["count"]) / (told["now"] - first["now"])
             if not log_bytes:
                 return rate, None
-            stop(counting + sending)
+            stop(counting + sending, folder)
             (folder / "count.ready").unlink()
             since = time.time()
             counting = start("count", "count", folder, size, (ports[0], ports[1]))
@@ -164,7 +168,7 @@ def durable(size: int, seconds: float, ports: list[int], log_bytes: int = 0) -> 
                 time.sleep(0.01)
             return rate, float((folder / "count.ready").read_text()) - since
         finally:
-            stop(counting + sending)
+            stop(counting + sending, folder)
 
 
 def _until(report: Path, true: object) -> dict[str, float]:
@@ -235,7 +239,8 @@ def main() -> None:
         try:
             plain = asyncio.run(grpc_calls(address, size, min(3, given.seconds)))
         finally:
-            stop([server])
+            server.kill()
+            server.wait()
         print(
             f"{size:>8} {rate:>16,.0f} {rate * size / 1e6:>8.1f} {plain:>14,.0f} {rate / plain:>7.1f}",
             flush=True,

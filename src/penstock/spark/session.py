@@ -20,9 +20,12 @@ import os
 import re
 import shutil
 import signal
+import socket
+import socketserver
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -282,12 +285,26 @@ def _connect(chosen: Mapping[str, str]) -> SparkSession:
 
 def _disconnect(spark: SparkSession) -> None:
     """Stop the session, also if its JVM has died or dies on the way: the next session must find no trace."""
+    waking = threading.Thread(target=_wake, args=[spark.sparkContext._accumulatorServer], daemon=True)
+    waking.start()
     with contextlib.suppress(Py4JError, OSError), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         spark.stop()
     # Where the JVM did not answer, the call above ended half-way; this does the half on Python's side.
     spark.sparkContext.stop()
     SparkSession._instantiatedSession = SparkSession._activeSession = None
+
+
+def _wake(server: socketserver.BaseServer | None) -> None:
+    """Have PySpark's server of accumulators see at once that it is to end: it looks only every half a second."""
+    where = getattr(server, "server_address", None)
+    if not isinstance(where, str):  # none, or not the one for local sockets
+        return
+    while not getattr(server, "server_shutdown", True):
+        time.sleep(0.01)
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(1.0)
+        caller.connect(where)
 
 
 def _reason(error: BaseException) -> str | None:
