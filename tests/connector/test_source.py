@@ -214,8 +214,8 @@ def test_lost_connections_and_rollbacks_lose_nothing_and_repeat_nothing(tmp_path
             await eventually(partial(grown, worker, 300 * step, serving))
             if step % 2:
                 for peer in list(worker.peers):
-                    assert peer._transport is not None
-                    peer._transport.abort()
+                    assert peer.wire.transport is not None
+                    peer.wire.transport.abort()
             elif "i" in worker.instances:
                 worker.failed(worker.instances["i"], UsageError("as if the broker were gone"))
         await serving
@@ -374,15 +374,15 @@ def test_a_crash_while_migrating_loses_nothing(tmp_path: Path, victim: str) -> N
         await old.migrate("i", new.me.address)
         if victim == "connection":
             for peer in list(old.peers):
-                assert peer._transport is not None
-                peer._transport.abort()
+                assert peer.wire.transport is not None
+                peer.wire.transport.abort()
         else:
             gone = old if victim == "old" else new
             assert gone._server is not None
             gone._server.close()
             for peer in list(gone.peers):
-                assert peer._transport is not None
-                peer._transport.abort()
+                assert peer.wire.transport is not None
+                peer.wire.transport.abort()
         await moved(rig, running, streams)
 
     rigged(tmp_path / "d", test)
