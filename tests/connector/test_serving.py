@@ -1,4 +1,4 @@
-"""What a worker does at the edges of time: between an append and its news, under load without a pause, while it waits."""
+"""A worker at the edges of time: between an append and its news, under load without a pause, while it waits."""
 
 from __future__ import annotations
 
