@@ -307,7 +307,7 @@ def test_a_connector_moves_to_another_worker_and_no_stream_ends_by_that(tmp_path
 def test_a_connector_moves_there_and_back_under_load(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         a, b = await rig.worker("a", credits=10), await rig.worker("b", credits=10)
-        streams = [Numbers(f"s{n}", 3000) for n in range(3)]
+        streams = [Numbers(f"s{n}", 400) for n in range(3)]
         running = connector([a.me.address], list(streams))
         TASKS[running] = asyncio.create_task(running.serve())
         for old, new in ((a, b), (b, a), (a, b)):
