@@ -6,10 +6,13 @@ import asyncio
 import io
 import os
 import socket
+import sqlite3
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.connector.rig import Rig, eventually, rigged
+from tests.connector.rig import COOKIE, Rig, eventually, rigged
 from tests.connector.test_source import bodies, connector
 
 from penstock.base.errors import PenstockError
@@ -17,6 +20,8 @@ from penstock.connector import sources
 from penstock.connector.source import CannotSeekError, Record, Stream
 from penstock.connector.sources import Datagrams, DirectoryLines, Lines, PipeLines, Posts
 from penstock.connector.worker import Worker
+
+ROOT = Path(__file__).parents[2]
 
 
 def read_all(stream: Stream, point: int | None = None) -> list[Record]:
@@ -190,7 +195,7 @@ def test_lines_of_a_pipe_go_out_as_they_come_and_outlive_a_lost_connection(tmp_p
     async def test(rig: Rig) -> None:
         worker = await rig.worker()
         theirs, ours = os.pipe()
-        with os.fdopen(theirs, "rb") as out, os.fdopen(ours, "wb", buffering=0) as pipe:
+        with io.FileIO(theirs) as out, os.fdopen(ours, "wb", buffering=0) as pipe:
             lines = PipeLines(out, name="p")
             running = connector([worker.me.address], [lines])
             serving = asyncio.create_task(running.serve())
@@ -202,5 +207,31 @@ def test_lines_of_a_pipe_go_out_as_they_come_and_outlive_a_lost_connection(tmp_p
             async with asyncio.timeout(20):
                 await serving  # though the pipe is open, and silent
             assert bodies(await rig.frames()) == [b"line 1", b"halfline 2", b"halfline 3"]
+
+    rigged(tmp_path / "d", test)
+
+
+def test_the_source_of_twenty_lines_in_the_documents_works(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "writing-connectors.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    assert len([line for line in code.splitlines() if line]) <= 20
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        with closing(sqlite3.connect(tmp_path / "readings.db")) as db:
+            db.execute("CREATE TABLE readings (id INTEGER PRIMARY KEY, body TEXT)")
+            db.executemany("INSERT INTO readings (body) VALUES (?)", [(f"reading {n}",) for n in range(1500)])
+            db.commit()
+            told = code.replace("127.0.0.1:7110", worker.me.address).replace('b"secret"', repr(COOKIE))
+            for wanted in (1500, 1501):
+                running = await asyncio.create_subprocess_exec(sys.executable, "-c", told, cwd=tmp_path)
+                await eventually(lambda wanted=wanted: worker.counters.messages == wanted)  # type: ignore[misc]
+                running.kill()
+                await running.wait()
+                db.execute("INSERT INTO readings (body) VALUES ('one more')")
+                db.commit()
+        await worker.instances["sensors"].flush()
+        found = bodies(await rig.frames("sensors"))
+        assert found == [*(b"reading %d" % n for n in range(1500)), b"one more"]
 
     rigged(tmp_path / "d", test)

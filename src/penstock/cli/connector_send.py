@@ -118,7 +118,8 @@ async def _send(
     if http is not None:
         listening.append(Posts(*split(http), name=name or "http"))
     if not streams and not listening:
-        streams = [PipeLines(cast("Readable", sys.stdin.buffer), name=name or "stdin")]
+        pipe = cast("Readable", getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))
+        streams = [PipeLines(pipe, name=name or "stdin")]
     for each in listening:
         click.echo(f"listening on port {await each.open()}", err=quiet)
     running = Connector(
@@ -138,4 +139,8 @@ async def _send(
     finally:
         for each in listening:
             each.close()
+            if isinstance(each, Datagrams) and each.lost:
+                click.echo(
+                    f"{each.lost} datagrams came when there was no room for them, and are lost", err=True
+                )
     return running.acked

@@ -227,9 +227,12 @@ class Kept(Stream):
 
 
 class Readable(Protocol):
-    """What a pipe is read from, such as `sys.stdin.buffer`."""
+    """What a pipe is read from: a file without a buffer of its own, such as `sys.stdin.buffer.raw`.
 
-    def read1(self, size: int, /) -> bytes:
+    A buffer is locked by the thread that waits in it, and then Python cannot end.
+    """
+
+    def read(self, size: int, /) -> bytes | None:
         """What there is, up to so much; waits if there is nothing, and is empty at the end."""
 
 
@@ -275,7 +278,7 @@ class PipeLines(Kept):
     def _read_on(self) -> None:
         """In the thread: what there is, as soon as there is any; empty at the end."""
         try:
-            while chunk := self._file.read1(_CHUNK):
+            while chunk := self._file.read(_CHUNK):
                 self._chunks.put(chunk)
             self._chunks.put(b"")
         except OSError as error:
