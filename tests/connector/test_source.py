@@ -26,6 +26,7 @@ from penstock.connector.source import (
     SourceFailedError,
     Stream,
     stream_id,
+    wait_after,
 )
 from penstock.connector.worker import Worker
 
@@ -202,6 +203,14 @@ def test_a_worker_is_sent_what_it_says_that_it_takes(tmp_path: Path) -> None:
             await Connector([worker.me.address], "i", [more], cookie=COOKIE).serve()
 
     rigged(tmp_path / "d", test)
+
+
+def test_waits_between_attempts_grow_and_differ_and_end_somewhere() -> None:
+    for failures, longest in enumerate([0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0], 1):
+        waits = {wait_after(failures) for _ in range(20)}
+        assert len(waits) > 1
+        assert longest / 2 <= min(waits) <= max(waits) <= longest
+    assert wait_after(100_000) <= 5.0
 
 
 def test_lost_connections_and_rollbacks_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:

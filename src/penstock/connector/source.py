@@ -72,6 +72,11 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 _MIGRATION_TRIES = 8
 
 
+def wait_after(failures: int) -> float:
+    """Seconds before the next attempt; some more, some less, so that not all connectors come back at once."""
+    return min(_FIRST_WAIT * 2 ** min(failures, 10), _LONGEST_WAIT) * random.uniform(0.5, 1.0)
+
+
 class SourceFailedError(PenstockError):
     """The connector ended, since one of its streams or the worker said that it cannot go on."""
 
@@ -173,9 +178,8 @@ class Connector:
         return await connect(address, self._hello, self._tls)
 
     async def _pause(self, failures: int) -> None:
-        longest = min(_FIRST_WAIT * 2 ** min(failures, 10), _LONGEST_WAIT)
         with suppress(TimeoutError):
-            async with asyncio.timeout(longest * random.uniform(0.5, 1.0)):
+            async with asyncio.timeout(wait_after(failures)):
                 await self._stop.wait()
 
     @property
@@ -378,7 +382,7 @@ class _Session:
                 continue
             except (LinkLostError, WorkerRefusedError) as error:
                 log.info("%s", error.message)
-                await asyncio.sleep(min(_FIRST_WAIT * 2**failures, _LONGEST_WAIT))
+                await asyncio.sleep(wait_after(failures))
                 continue
             if self._link.session.connection is Connection.MIGRATING:
                 with suppress(PenstockError), faults.step("source-moved"):
