@@ -188,6 +188,8 @@ def verify(root: Path, marks: Sequence[Mark]) -> None:
     if not votes and not done:
         return
     path = file_of(root / "out" / "x", WORKER)
+    if done and not done[-1].commit:
+        assert PIECES[int(done[-1].transaction[1:])] not in path.read_bytes(), "what was aborted came back"
     before = committed_of(path)
     workers = workers_at(Disk(), root)
     keeper = workers.attach(WORKER)
@@ -266,6 +268,7 @@ def test_no_sync_of_the_sink_is_there_for_nothing() -> None:
         "txnlog.py:TransactionLog.append",
         "files.py:FileStorage.__init__ Disk.make_dirs",
         "files.py:FileStorage.prepare",
+        "files.py:FileStorage._cut",
         "files.py:FileStorage.retire",
         "files.py:FileStorage._opened",
     }
