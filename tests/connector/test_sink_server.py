@@ -21,7 +21,7 @@ from tests.connector.test_twopc import frames
 from penstock.base.disk import Buffer, Disk, DiskFile
 from penstock.base.errors import AwayError, InUseError, PenstockError
 from penstock.connector.frames import Error, Hello, Notify, Ok, encode
-from penstock.connector.sink import Limits, SinkServer, Storage, Terms, Workers
+from penstock.connector.sink import Limits, SinkServer, Terms, Workers
 from penstock.connector.sink.files import FileStorage, committed_bytes, file_of
 from penstock.connector.sink.sqlite import rows_of
 from penstock.connector.sinklink import SinkLink
@@ -297,21 +297,3 @@ def test_the_commands_serve_files_and_parquet(tmp_path: Path, kind: str, option:
         assert seen() == [b'{"a":1}', b'{"b":2}']
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
-
-
-def test_the_sink_of_40_lines_in_the_documents_works(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "connector-sinks.md").read_text(encoding="utf-8")
-    code = page.partition("## Write a sink in 40 lines")[2].partition("```python\n")[2].partition("```")[0]
-    names: dict[str, type[Storage]] = {}
-    exec(code.partition("workers = ")[0], names)
-    folder = names["Folder"]
-    workers = Workers(tmp_path / "txns", lambda worker: folder(tmp_path / "out", worker))  # type: ignore[call-arg]
-    with SinkServer(("127.0.0.1", 0), workers) as server:
-        for number, commit in enumerate((True, False, True)):
-            with SinkLink(server.address, Who("w"), number and 4, PATIENCE) as link:
-                link.write(b"row%d" % number)
-                assert link.vote(f"t{number}")
-            with SinkLink(server.address, Who("w"), 0, PATIENCE) as link:
-                link.tell([(f"t{number}", commit)])
-    files = sorted((tmp_path / "out").iterdir())
-    assert [file.read_text() for file in files] == ["row0", "row2"]
