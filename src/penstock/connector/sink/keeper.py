@@ -6,9 +6,9 @@
 
 A crash between 1 and 2 leaves the transaction unresolved: it is listed again, decided again, and carried out again.
 
-A storage that `always_commits` cannot undo, so there is no vote to abort for bytes that are missing, or for a range that
-is not what came: the worker is refused then, and comes again with what is missing. Only what the storage itself refuses
-is voted down.
+A storage that `always_commits` cannot undo, so there is no vote to abort for bytes that are missing, or for a range
+that is not what came: the worker is refused then, and comes again with what is missing. Only what the storage itself
+refuses is voted down.
 """
 
 from __future__ import annotations
