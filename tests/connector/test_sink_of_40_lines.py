@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -97,15 +97,10 @@ class Promise(str):
 
 
 def folders(disk: Disk, root: Path) -> Workers:
-    names: dict[str, type[Storage]] = {}
+    names: dict[str, Callable[[Path, Disk], Storage]] = {}
     exec(compile(CLASS, "forty.py", "exec"), names)
-    folder = names["Folder"]
-    return Workers(
-        root / "state" / "txns",
-        lambda worker: folder(root / "lake" / worker, disk),
-        disk=disk,
-        clock=lambda: 7,
-    )  # type: ignore[call-arg]
+    folder, logs = names["Folder"], root / "state" / "txns"
+    return Workers(logs, lambda worker: folder(root / "lake" / worker, disk), disk=disk, clock=lambda: 7)
 
 
 def one(keeper: Keeper, transaction: str, text: str, *, commit: bool) -> None:

@@ -91,7 +91,12 @@ def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Rig]:
 def killed(rig: Rig, dice: random.Random, number: int) -> None:
     """A round in which the runner, Spark's JVM or one of its workers is killed, and perhaps a sink as well."""
     sink = rig.targets[dice.choice(["one", "two"])].process
-    timer = threading.Timer(dice.uniform(3.0, 12.0), lambda: (sink.kill(), sink.start()))
+
+    def restart() -> None:
+        sink.kill()
+        sink.start()
+
+    timer = threading.Timer(dice.uniform(3.0, 12.0), restart)
     if dice.random() < 0.5:
         timer.start()
     match number % 4:

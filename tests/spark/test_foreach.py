@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from penstock.spark.foreach import ConnectorBatches
 from penstock.testing.powerloss import Mark, RecordingDisk, every_sync_matters, marked
 
 pytestmark = pytest.mark.spark
+Record = Callable[[RecordingDisk, Path], None]
 
 
 class Moody(FileStorage):
@@ -165,7 +166,10 @@ def test_the_decision_is_durable_before_the_sink_is_told() -> None:
             assert foreach._loaded(root / "a" / "decisions" / "w.decision").lanes["w"].end >= told[-1]
 
     untracked = ("a/decisions/.lock", "a/decisions/.sealed-*")
-    recordings = [deciding, *(partial(found_by_the_next, steps=steps) for steps in range(6, 22))]
+    recordings: list[Record] = [
+        deciding,
+        *(partial(found_by_the_next, steps=steps) for steps in range(6, 22)),
+    ]
     failures = every_sync_matters(recordings, verify, seed=1, untracked=untracked)
     assert "foreach.py:ConnectorBatches.__init__" in {site.label for site in failures}
 
