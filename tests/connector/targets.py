@@ -54,7 +54,7 @@ def rows(root: Path, server: PostgresServer) -> Target:
 
 @contextmanager
 def watched(look: Callable[[], int]) -> Iterator[None]:
-    """Within this somebody reads all the time: `look` tells how much is there, and fails if it is wrong. It only grows."""
+    """Within this somebody reads all the time: `look` tells how much is there, which only grows, or fails."""
     over, found = threading.Event(), [0]
     wrong: list[Exception] = []
 
