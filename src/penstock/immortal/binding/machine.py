@@ -255,6 +255,7 @@ class Machine(Handlers):
                 hint="`penstock immortal upgrade NAME --to FILE:CLASS`",
             )
         old, old_open = self.instance, [activation.saved() for activation in self.open.values()]
+        self.abandon()
         self.spec, self._next = self._next, None
         new = make(self.spec, self)
         values, before = new.__dict__["_values"], old.__dict__["_values"]
@@ -265,7 +266,6 @@ class Machine(Handlers):
         self._in(DIRECT, lambda: new.on_upgrade(old))
         self._fits()
         self.runtime.app = self.spec.app
-        self.open.clear()
         for saved in old_open:
             try:
                 self.rebuild(saved, self._method(saved.method))

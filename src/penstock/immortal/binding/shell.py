@@ -79,6 +79,7 @@ class Shell:
             with guard.guarding():
                 await self._together(reader, writer)
         finally:
+            self.machine.abandon()
             writer.close()
             other.close()
 
