@@ -67,7 +67,7 @@ class Repro:
 
         with (
             self._coordinator(upgrade=False) as feed,
-            guard.watching() if not stop else contextlib.nullcontext(),
+            guard.guarding() if not stop else contextlib.nullcontext(),
         ):
             feed.run(machine.load, receive, self._is_over)
         return machine
