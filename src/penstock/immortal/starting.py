@@ -40,6 +40,7 @@ from penstock.immortal.peers import Peers
 from penstock.immortal.place import Place
 from penstock.immortal.sockets import Binding
 from penstock.immortal.state import State
+from penstock.immortal.streams import fingerprint
 from penstock.immortal.wire.messages import MessageType
 
 _log = logging.getLogger(__name__)
@@ -361,6 +362,7 @@ class Life:
             self._password,
             os.getpid(),
             time.time(),
+            fingerprint(options.tls),
         )
         await steadily(self._coordinator.place.reach, lambda: about.say(self._client, options.name, said))
 
