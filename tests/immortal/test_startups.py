@@ -189,6 +189,28 @@ def test_upgrade_and_the_versions_around_it(broker: str) -> None:
     scenario(broker, test, "upgrade")
 
 
+def test_a_re_run_ends_where_another_version_took_over(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, options) as old:
+            await old.seen("control 11", "record 0")
+            old.add(1)
+            await old.until(lambda: "record 1" in old.lb.seen)
+        async with instance(place, replace(options, upgrade=1)) as new:
+            await new.until(lambda: new.lb.is_primary)
+            new.add(2)
+            await new.until(lambda: "record 2" in new.lb.seen)
+            async with (
+                instance(place, options, Debug(1)) as before,
+                instance(place, options, Debug(2)) as behind,
+            ):
+                await behind.until(lambda: "record 2" in behind.lb.seen)
+                new.add(3)
+                await behind.until(lambda: "record 3" in behind.lb.seen)
+                await before.seen("checkpoint", "record 0", "record 1")
+
+    scenario(broker, test, "outlived")
+
+
 def test_repro_and_what_if_replay_and_follow(broker: str) -> None:
     async def test(place: Place, options: Options) -> None:
         async with instance(place, options) as live:
