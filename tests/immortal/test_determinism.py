@@ -332,6 +332,21 @@ def test_an_answer_to_a_call_that_replay_did_not_make_is_refused(world: World) -
         world.log("c", wire.incoming(wire.Reply(wire.ReplyKind.VOID, "x", 9)))
 
 
+def test_hooks_that_would_not_run_are_refused() -> None:
+    class Waits(Immortal):
+        async def on_first_start(self) -> None:
+            pass
+
+    class Hurries(Immortal):
+        def on_primary(self) -> None:  # type: ignore[override]
+            pass
+
+    with pytest.raises(UsageError, match=r"Waits\.on_first_start is `async def`"):
+        spec_of(Waits)
+    with pytest.raises(UsageError, match=r"Hurries\.on_primary is no `async def`"):
+        spec_of(Hurries)
+
+
 def test_sets_are_refused_in_state() -> None:
     class Sets(Immortal):
         names: dict[str, set[str]] = field(dict)

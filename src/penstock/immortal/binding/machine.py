@@ -100,6 +100,8 @@ class Machine(Handlers):
         self.out: list[bytes | Checkpoint] = []
         self.became_primary = False
         self.on_outcome: Callable[[str, Outcome], None] = lambda request, outcome: None
+        self.on_impulse: Callable[[], None] = lambda: None
+        """Called when there is something to be written that nothing received has caused."""
         self.on_input: Callable[[int, str], None] | None = None
         self._waiters: dict[str, list[str]] = {}
         self._attached: set[str] = set()
@@ -350,6 +352,7 @@ class Machine(Handlers):
         self._attach(destination)
         encoded = method.signature.encode(arguments, named)
         self.out.append(wire.outgoing(destination, wire.Call(method.id, RpcType.IMPULSE, encoded)))
+        self.on_impulse()
 
     def system_impulse(self, method: int, arguments: bytes) -> None:
         self._outside(f"of the system, {method}")
