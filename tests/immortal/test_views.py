@@ -150,10 +150,10 @@ WORK: dict[str, Callable[[Any], object]] = {
     "list eq": lambda it: [it.numbers == [0, 1, 2], it.numbers == [], it.row[0] == Item("c", 0)],
     "swap": swapped,
     "methods": lambda it: [it.items["a"].grow(3), it.row[2].grow(), it.row[2].half, it.items["a"].tags],
-    "nested": lambda it: [it.shelf.items[0].grow(), setattr(it.shelf, "label", "low"), it.shelf.label],
+    "nested": lambda it: [it.shelf.items[0].grow(), it.shelf.__setattr__("label", "low"), it.shelf.label],
     "deepcopy": lambda it: [copy.deepcopy(it.items["a"]), it.items["a"].grow(), copy.copy(it.shelf)],
-    "in place": lambda it: [setattr(it.items["a"], "size", it.items["a"].size + 5), it.items["a"].size],
-    "whole field": lambda it: [setattr(it, "numbers", [1]), setattr(it, "row", it.row[:1]), it.numbers],
+    "in place": lambda it: [it.items["a"].__setattr__("size", it.items["a"].size + 5), it.items["a"].size],
+    "whole field": lambda it: [it.__setattr__("numbers", [1]), it.__setattr__("row", it.row[:1]), it.numbers],
     "a step that raises": caught,
 }  # fmt: skip
 
