@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.connector.rig import Raw, Rig, eventually, ids_of, rigged
+from tests.connector.rig import COOKIE, Raw, Rig, eventually, ids_of, rigged
 
 from penstock.base.errors import PenstockError
 from penstock.connector import frames as fr
@@ -214,6 +214,24 @@ def test_who_is_redirected_and_stays_is_sent_away_in_time(tmp_path: Path) -> Non
         assert await stays.next() == fr.Migrate(*split(owner.me.address))
         assert await stays.next() == fr.Restart(owner.me.address)
         assert await stays.next() is None
+
+    rigged(tmp_path / "d", test)
+
+
+def test_who_asked_for_a_stream_before_it_was_redirected_is_refused_it(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        failures: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+        owner, other = await rig.worker("a"), await rig.worker("b", strict_credits=False)
+        await (await rig.peer(owner)).ok()
+        hasty = await rig.peer(other, hello=False)
+        await hasty.send(fr.Hello("0.0.1", COOKIE, "p", "i", frozenset({"migrate"})), fr.Notify(7, "s", 0))
+        assert await hasty.next() == fr.Migrate(*split(owner.me.address))
+        await hasty.send(fr.MigrationAck())
+        assert await hasty.next() == fr.NotifyAck(False, 7, 0)
+        while await hasty.next() is not None:
+            pass
+        assert not failures
 
     rigged(tmp_path / "d", test)
 

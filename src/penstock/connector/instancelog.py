@@ -190,12 +190,18 @@ class JournalLog(InstanceLog):
                 if added.on_durable is not None:
                     added.on_durable()
         except AppenderFailedError as error:
-            self._give_up(error)
-            self._on_failure(error)
+            self._failed(error)
+        except Exception as error:
+            self._failed(PenstockError(f"an error of the worker itself: {error!r}"))
+            raise
 
     async def _landed(self, pending: Pending) -> None:
         with faults.step("connector-append"):
             await pending
+
+    def _failed(self, error: PenstockError) -> None:
+        self._give_up(error)
+        self._on_failure(error)
 
     def _give_up(self, error: PenstockError) -> None:
         for told in self._flushing:

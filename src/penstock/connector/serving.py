@@ -71,10 +71,9 @@ class Peer(asyncio.Protocol):
         self._greeting.arm(seconds, self.fail, f"no HELLO within {seconds:g} s")
 
     def data_received(self, data: bytes) -> None:
-        if self._over:
-            return
-        self._intake.feed(data)
-        self._process()
+        if not self._over:
+            self._intake.feed(data)
+            self._process()
 
     def eof_received(self) -> bool:
         return False
@@ -89,7 +88,7 @@ class Peer(asyncio.Protocol):
     # What comes.
 
     def _process(self) -> None:
-        if self._joining is not None and not self._joining.done():
+        if self._over or (self._joining is not None and not self._joining.done()):
             return
         try:
             if self.hello is None:
@@ -204,13 +203,13 @@ class Peer(asyncio.Protocol):
                 pass
 
     def _notified(self, notify: fr.Notify, verdict: Verdict) -> None:
+        if verdict is Verdict.REFUSE:
+            self._refused(notify)
+            return
         instance = self.instance
         assert instance is not None
-        if verdict is Verdict.REFUSE or instance.leaving:
-            if verdict is Verdict.TAKEN:
-                self._refuse(notify)
-            else:
-                self._refused(notify)
+        if instance.leaving:
+            self._refuse(notify)
             return
         if self.session.count_streams(self.settings.max_streams) > self.settings.max_streams:
             self.fail(f"too many streams: {self.settings.max_streams} are open on this connection")
