@@ -183,6 +183,28 @@ def test_a_refusal_of_the_log_leaves_no_trace_in_the_points_of_reference(
     rigged(tmp_path / "d", test)
 
 
+def test_an_error_of_the_worker_itself_is_a_restart_and_not_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Peer, run: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        peer = await rig.peer(worker)
+        await peer.ok()
+        await peer.open(7)
+        with monkeypatch.context() as breaking:
+            breaking.setattr(Peer, "_durable", broken)
+            await peer.send(fr.Message(7, 1))
+            assert await told(peer) == fr.Restart(worker.me.address)
+        again = await rig.peer(worker)
+        await again.ok()
+        assert await again.open(7) == fr.NotifyAck(True, 7, 1)
+
+    rigged(tmp_path / "d", test)
+
+
 @pytest.mark.parametrize("opened", [True, False])
 def test_who_closes_its_streams_and_then_says_nothing_is_sent_away_in_time(
     tmp_path: Path, opened: bool
