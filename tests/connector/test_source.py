@@ -213,6 +213,51 @@ def test_waits_between_attempts_grow_and_differ_and_end_somewhere() -> None:
     assert wait_after(100_000) <= 5.0
 
 
+def test_a_worker_that_is_gone_after_much_went_well_is_not_asked_without_a_pause(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        streams = [Numbers("s", 100)]
+        running = connector([worker.me.address], list(streams))
+        await started(running, streams, 50)
+        attempts = 0
+        connected = running._connected
+
+        async def counted(address: str) -> Link:
+            nonlocal attempts
+            attempts += 1
+            return await connected(address)
+
+        running._connected = counted  # type: ignore[method-assign]
+        assert worker._server is not None
+        worker._server.close()
+        for peer in list(worker.peers):
+            assert peer.wire.transport is not None
+            peer.wire.transport.abort()
+        await asyncio.sleep(1.5)
+        running.stop()
+        await rig_done(running)
+        assert 1 <= attempts <= 8
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_connector_that_waits_for_an_answer_stops_when_it_is_told_to() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def test() -> None:
+        async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+            running = connector([f"127.0.0.1:{server.sockets[0].getsockname()[1]}"], [Numbers("s", 1)])
+            serving = asyncio.create_task(running.serve())
+            await asyncio.sleep(0.2)
+            running.stop()
+            async with asyncio.timeout(20):
+                await serving
+
+    asyncio.run(test())
+
+
 def test_lost_connections_and_rollbacks_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         worker = await rig.worker(credits=20)

@@ -35,7 +35,7 @@ import random
 import ssl
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from typing import cast
+from typing import TypeVar, cast
 
 from penstock.base import faults
 from penstock.base.errors import PenstockError, UsageError
@@ -70,11 +70,13 @@ log = logging.getLogger(__name__)
 _IDLE = 0.05
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 _MIGRATION_TRIES = 8
+_T = TypeVar("_T")
 
 
 def wait_after(failures: int) -> float:
     """Seconds before the next attempt; some more, some less, so that not all connectors come back at once."""
-    return min(_FIRST_WAIT * 2 ** min(failures, 10), _LONGEST_WAIT) * random.uniform(0.5, 1.0)
+    longest = min(_FIRST_WAIT * 2.0 ** min(failures, 10), _LONGEST_WAIT)
+    return longest * random.uniform(0.5, 1.0)
 
 
 class SourceFailedError(PenstockError):
@@ -143,36 +145,50 @@ class Connector:
 
     async def serve(self) -> None:
         """As `run`, in an event loop."""
-        failures, silent_since = 0, asyncio.get_running_loop().time()
+        failures, heard = 0, asyncio.get_running_loop().time()
         link: Link | None = None
         while not self._stop.is_set() and not self._done:
             try:
-                link = link or await self._connected(self._address)
-                silent_since = asyncio.get_running_loop().time()
-                self.progressed = False
+                link = link or await self._unless_stopped(self._connected(self._address))
+                if link is None:
+                    return
+                heard = asyncio.get_running_loop().time()
                 link = await self._session(link)
                 failures = 0
                 continue
             except MovedError as moved:
-                link = None
                 self._prefer(moved.address)
-                failures = 0 if self.progressed else failures + 1
             except (LinkLostError, WorkerRefusedError) as error:
                 if is_final(error, first=self.link is None):
                     raise
-                link = None
-                failures = 1 if self.progressed else failures + 1
                 self._turn += 1
                 log.info("%s", error.message)
-            if (
-                self._patience is not None
-                and asyncio.get_running_loop().time() - silent_since > self._patience
-            ):
-                raise SourceFailedError(
-                    f"no worker answered for {self._patience:g} s", hint="start one, or name another address"
-                )
-            if failures > 1 or not self.progressed:
+            link = None
+            self._require_patience(heard)
+            # After a session that got somewhere the next one is tried at once; then each waits longer.
+            failures, self.progressed = 0 if self.progressed else failures + 1, False
+            if failures:
                 await self._pause(failures)
+
+    async def _unless_stopped(self, work: Coroutine[object, object, _T]) -> _T | None:
+        """What that gives; None, and it is broken off, if the connector is told to stop first."""
+        stopping = asyncio.ensure_future(self._stop.wait())
+        working = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({stopping, working}, return_when=asyncio.FIRST_COMPLETED)
+            return await working if working.done() else None
+        finally:
+            stopping.cancel()
+            working.cancel()
+            with suppress(asyncio.CancelledError, PenstockError):
+                await working
+
+    def _require_patience(self, heard: float) -> None:
+        silence = asyncio.get_running_loop().time() - heard
+        if self._patience is not None and silence > self._patience:
+            raise SourceFailedError(
+                f"no worker answered for {self._patience:g} s", hint="start one, or name another address"
+            )
 
     async def _connected(self, address: str) -> Link:
         return await connect(address, self._hello, self._tls)
@@ -205,17 +221,9 @@ class Connector:
     async def _session(self, link: Link) -> Link | None:
         """Stream over a link until it ends; the link to go on with, if the worker sent us to another."""
         self.link = link
-        session = _Session(self, link)
-        stopping = asyncio.ensure_future(self._stop.wait())
-        working = asyncio.ensure_future(session.work())
         try:
-            await asyncio.wait({stopping, working}, return_when=asyncio.FIRST_COMPLETED)
-            return await working if working.done() else None
+            return await self._unless_stopped(_Session(self, link).work())
         finally:
-            stopping.cancel()
-            working.cancel()
-            with suppress(asyncio.CancelledError, PenstockError):
-                await working
             self.link = None
             await link.close()
 
