@@ -166,6 +166,21 @@ def test_connections_beyond_the_limit_are_refused_with_a_reason(tmp_path: Path) 
     rigged(tmp_path / "d", test)
 
 
+def test_connections_that_were_refused_take_no_place_while_they_end(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker(max_sessions=1)
+        first = await rig.peer(worker)
+        await first.ok()
+        for _ in range(3):
+            refused = await rig.peer(worker, hello=False)  # and stays as long as it may
+            assert isinstance(await refused.next(), fr.Error)
+        await first.close()
+        await eventually(lambda: not worker.peers)
+        await (await rig.peer(worker)).ok()
+
+    rigged(tmp_path / "d", test)
+
+
 def test_a_stream_belongs_to_one_session_and_a_refusal_is_followed_by_an_ack(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         worker = await rig.worker()

@@ -11,6 +11,7 @@ that another worker's claim fences it (`penstock.journal.client.Appender` with a
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final, NamedTuple, cast
@@ -26,6 +27,8 @@ from penstock.journal import labels
 from penstock.journal.client import Appender, AppenderFailedError, AsyncClient, Ownership, Pending, claim
 from penstock.journal.fragment import Codec
 from penstock.journal.protocol import JournalSpec
+
+log = logging.getLogger(__name__)
 
 FRAGMENT: Final = 64 << 20
 SNAPSHOT_EVERY: Final = 16 << 20
@@ -192,8 +195,8 @@ class JournalLog(InstanceLog):
         except AppenderFailedError as error:
             self._failed(error)
         except Exception as error:
+            log.exception("journal %s: what is durable could not be told", self.journal)
             self._failed(PenstockError(f"an error of the worker itself: {error!r}"))
-            raise
 
     async def _landed(self, pending: Pending) -> None:
         with faults.step("connector-append"):
@@ -217,9 +220,9 @@ async def open_journal(
     with faults.step("connector-claim"):
         owner = await claim(client, spec.name, me.token(), records.claim(me.name))
     points = await points_of(client, spec.name, owner.claimed_at)
-    log = JournalLog(client, owner, points, on_failure, outage_limit)
-    await log.start()
-    return log
+    opened = JournalLog(client, owner, points, on_failure, outage_limit)
+    await opened.start()
+    return opened
 
 
 async def points_of(client: AsyncClient, journal: str, end: int) -> Points:

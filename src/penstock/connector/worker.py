@@ -177,13 +177,13 @@ class Worker:
     # Sessions.
 
     def enter(self, peer: Peer) -> str | None:
-        """A connection came; why it is refused, if it is."""
-        self.peers.add(peer)
-        self._empty.clear()
+        """A connection came; why it is refused, if it is. One that is refused takes nobody's place while it ends."""
         if self._stopping:
             return "this worker is stopping"
-        if len(self.peers) > self.settings.max_sessions:
+        if len(self.peers) >= self.settings.max_sessions:
             return f"too many connections: this worker takes {self.settings.max_sessions}"
+        self.peers.add(peer)
+        self._empty.clear()
         return None
 
     def leave(self, peer: Peer) -> None:
