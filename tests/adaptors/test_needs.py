@@ -1,4 +1,4 @@
-"""Only what a pipeline needs has to be installed: the core works without any driver, and who lacks one is told which."""
+"""Only what a pipeline needs has to be installed: the core does without any driver, and who lacks one is told which."""
 
 from __future__ import annotations
 

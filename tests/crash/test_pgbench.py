@@ -109,7 +109,7 @@ class Bank:
             return subprocess.Popen([*command, "--data-dir", "data"], cwd=self.place, stdout=log, stderr=log)
 
     def killed_after(self, seconds: float, *, reading: bool, restart: bool) -> None:
-        """One life of it: so many seconds from when it has begun to write, or already from when it has begun to read."""
+        """One life of it: so many seconds from when it has begun to write, or from when it has begun to read."""
         process = self.start()
         seen = self._logged if reading else self._written
         begun = seen()
