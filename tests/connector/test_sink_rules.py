@@ -37,32 +37,49 @@ from penstock.connector.twopc import SinkError, Who, decided
 
 # The six vote rules: abort or commit, and where the connection is cut
 
+RULES = [
+    ("abort", "not at all", FIRST),
+    ("abort", "before the reply", FIRST),
+    ("abort", "after the reply", FIRST),
+    ("commit", "not at all", FIRST + SECOND),
+    ("commit", "before the reply", FIRST),
+    ("commit", "after the reply", FIRST + SECOND),
+]
+"""How the sink votes, when it closes, and what is committed. Without a vote there is no commit; a vote that was heard
+counts, whatever becomes of the connection."""
 
-@pytest.mark.parametrize("rule", ["abort", "commit"])
-@pytest.mark.parametrize("close", ["not at all", "before the reply", "after the reply"])
-def test_the_six_vote_rules(sink: SinkProcess, worker: Worker, rule: str, close: str) -> None:
-    """Without a vote there is no commit; a vote that was heard counts, whatever becomes of the connection."""
+
+@pytest.mark.parametrize(
+    ("rule", "close", "expected"), RULES, ids=[f"{rule}, closed {close}" for rule, close, _ in RULES]
+)
+@pytest.mark.parametrize("how", ["the sink dies", "only the connection breaks"])
+def test_the_six_vote_rules(
+    sink: SinkProcess, worker: Worker, how: str, rule: str, close: str, expected: bytes
+) -> None:
+    dies = how == "the sink dies"
     at = {"before the reply": "sink reply:9", "after the reply": "sink replied:9"}.get(close, "")
-    committed_first(sink, worker, at)
+    committed_first(sink, worker, at if dies else "")
     ask = worker.send if rule == "commit" else worker.send_bad
-    link = worker.connect()
-    if close == "before the reply":
-        cut_off(lambda: ask(link, SECOND))
+    with Proxy(
+        sink.address, "Reply" if close == "before the reply" and not dies else "", lambda: None
+    ) as proxy:
+        link = worker.connect(sink.address if dies else proxy.address)
+        if close == "before the reply":
+            cut_off(lambda: ask(link, SECOND))
+        else:
+            transaction, vote = ask(link, SECOND)
+            assert vote is (rule == "commit")
+            if vote:
+                worker.record(transaction, len(FIRST + SECOND))
+            if close == "not at all":
+                link.tell([(transaction, vote)])
+    link.close()
+    if dies and close != "not at all":
         sink.died()
         sink.start()
-        expected = FIRST
-    else:
-        transaction, vote = ask(link, SECOND)
-        assert vote is (rule == "commit")
-        if vote:
-            worker.record(transaction, len(FIRST + SECOND))
-        expected = FIRST + SECOND if vote else FIRST
-        if close == "after the reply":
-            sink.died()
-            sink.start()
-        else:
-            link.tell([(transaction, vote)])
-    link.close()
+    assert len(worker.listed()) == (close != "not at all"), (
+        "listed until it is decided, whichever way it was voted"
+    )
     goes_on(sink, worker, expected)
 
 

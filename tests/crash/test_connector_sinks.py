@@ -88,10 +88,37 @@ def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Rig]:
     made.close()
 
 
-def test_a_runner_that_dies_before_it_tells_its_decision(rig: Rig) -> None:
+def killed(rig: Rig, dice: random.Random, number: int) -> None:
+    """A round in which the runner, Spark's JVM or one of its workers is killed, and perhaps a sink as well."""
+    sink = rig.targets[dice.choice(["one", "two"])].process
+
+    def restart() -> None:
+        sink.kill()
+        sink.start()
+
+    timer = threading.Timer(dice.uniform(3.0, 12.0), restart)
+    if dice.random() < 0.5:
+        timer.start()
+    match number % 4:
+        case 0:
+            rig.loop.kill_after(dice.uniform(0.0, 2.0))
+        case 1:
+            rig.loop.kill_below("jvm", dice.uniform(0.0, 2.0))
+        case 2:
+            rig.loop.kill_below("worker", dice.uniform(0.0, 2.0))
+        case _:
+            rig.loop.kill_at(STEPS[number // 4 % len(STEPS)], dice.randint(1, 3))
+    timer.cancel()
+    if timer.ident is not None:
+        timer.join()
+    rig.check()
+
+
+def test_a_runner_is_killed_behind_its_decision_and_then_at_random_with_a_sink(rig: Rig) -> None:
     """The decision is on record, and no sink has heard of it: the next run tells it."""
     assert rig.loop.kill_at("phase2", 1).killed
     assert rig.committed("one") == rig.committed("two") == []
+    killed(rig, random.Random(2), 0)
     rig.finish()
 
 
@@ -101,23 +128,7 @@ def test_a_runner_that_dies_before_it_tells_its_decision(rig: Rig) -> None:
 def test_sinks_runners_jvms_and_workers_are_killed_in_thirty_rounds(rig: Rig, seed: int) -> None:
     dice = random.Random(seed)
     for number in range(30):
-        sink = rig.targets[dice.choice(["one", "two"])].process
-        timer = threading.Timer(dice.uniform(3.0, 12.0), lambda sink=sink: (sink.kill(), sink.start()))
-        if dice.random() < 0.5:
-            timer.start()
-        match number % 4:
-            case 0:
-                rig.loop.kill_after(dice.uniform(0.0, 2.0))
-            case 1:
-                rig.loop.kill_below("jvm", dice.uniform(0.0, 2.0))
-            case 2:
-                rig.loop.kill_below("worker", dice.uniform(0.0, 2.0))
-            case _:
-                rig.loop.kill_at(STEPS[number // 4 % len(STEPS)], dice.randint(1, 3))
-        timer.cancel()
-        if timer.ident is not None:
-            timer.join()
-        rig.check()
+        killed(rig, dice, number)
         if dice.random() < 0.3:
             shutil.rmtree(rig.loop.directory / "data" / "scratch", ignore_errors=True)
     rig.finish()
