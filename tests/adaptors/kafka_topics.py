@@ -12,7 +12,7 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 from tests.servers.kafka import KafkaServer
 
 QUIET = {"log_level": 1}
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 
 Headers = list[tuple[str, str | bytes | None]]
 
