@@ -16,6 +16,7 @@ from tests.servers.ports import free_port
 
 from penstock import adaptors as a
 from penstock.adaptors.base import Adaptor
+from penstock.adaptors.kafka import client
 from penstock.adaptors.kafka.client import Cluster, Trouble
 from penstock.adaptors.kafka.reading import LostError
 from penstock.base.errors import AwayError, UsageError
@@ -406,8 +407,11 @@ def test_offsets_of_a_topic_that_nobody_leads_yet_are_waited_for(kafka_server: K
     assert found == {(topic, 0): 0}
 
 
-def test_a_partition_that_nobody_leads_is_away(kafka_server: KafkaServer) -> None:
-    cluster = Cluster(a.kafka(uri=f"kafka://{kafka_server.address}", timeout=1.0))
+def test_a_partition_that_nobody_leads_is_away(
+    kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "LEADER_SECONDS", 1.0)
+    cluster = Cluster(a.kafka(uri=f"kafka://{kafka_server.address}", timeout=30.0))
     with pytest.raises(AwayError, match="cannot ask for offsets"):
         cluster.offsets(cluster.admin(Trouble()), [("nowhere", 0)], Trouble(), which="end")
 

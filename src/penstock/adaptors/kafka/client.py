@@ -50,6 +50,8 @@ _RIGHTS = (
 
 _NO_LEADER = "_NOENT"
 """What librdkafka calls a partition that nobody leads yet, as those of a topic that was just made."""
+LEADER_SECONDS = 30.0
+"""How long one is waited for: the brokers answer, and only have not agreed yet."""
 _LEADER_LOOK = 0.1
 
 _SLICES = (1.0, 10.0)
@@ -181,7 +183,7 @@ class Cluster:
         spec = library.OffsetSpec.earliest() if which == "earliest" else library.OffsetSpec.latest()
         level = driver().IsolationLevel
         isolation = level.READ_COMMITTED if which == "committed" else level.READ_UNCOMMITTED
-        deadline = time.monotonic() + self.settings.timeout
+        deadline = time.monotonic() + LEADER_SECONDS
         with self.asking("cannot ask for offsets", trouble):
             while True:
                 answers = admin.list_offsets(
