@@ -48,11 +48,11 @@ _RIGHTS = (
 )  # fmt: skip
 """What a person has to change, at the brokers or in the settings."""
 
-_NO_LEADER = "_NOENT"
-"""What librdkafka calls a partition that nobody leads yet, as those of a topic that was just made."""
+_NO_LEADER = ("_NOENT", "NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE")
+"""What is said of a partition that nobody leads yet, as those of a topic that was just made."""
 LEADER_SECONDS = 30.0
-"""How long one is waited for: the brokers answer, and only have not agreed yet."""
-_LEADER_LOOK = 0.1
+"""How long a leader is waited for: the brokers answer, and only have not agreed yet."""
+_LEADER_LOOK = 0.2
 
 _SLICES = (1.0, 10.0)
 """Seconds for which an answer is waited for before a look whether it is still wanted: first, and at most.
@@ -175,7 +175,10 @@ class Cluster:
     def offsets(
         self, admin: AdminClient, partitions: Iterable[tuple[str, int]], trouble: Trouble, *, which: str
     ) -> dict[tuple[str, int], int]:
-        """For each partition its `earliest` offset, its `end`, or the end of what is `committed`."""
+        """For each partition its `earliest` offset, its `end`, or the end of what is `committed`.
+
+        A client that has heard that a partition has no leader may go on saying so: each further try is that of another.
+        """
         library = administration()
         asked = [driver().TopicPartition(*one) for one in partitions]
         if not asked:
@@ -197,13 +200,10 @@ class Cluster:
                         for partition, answer in settled(answers)
                     }
                 except driver().KafkaException as error:
-                    if (
-                        error.args[0].name() != _NO_LEADER
-                        or time.monotonic() > deadline
-                        or self.stop.is_set()
-                    ):
+                    waits = error.args[0].name() in _NO_LEADER and time.monotonic() < deadline
+                    if not waits or self.stop.wait(_LEADER_LOOK):
                         raise
-                    self.stop.wait(_LEADER_LOOK)
+                    admin = self.admin(trouble)
 
     def ids(self, admin: AdminClient, topics: Iterable[str], trouble: Trouble) -> dict[str, str]:
         """What tells a topic from another one of the same name; nothing for brokers that do not know."""
