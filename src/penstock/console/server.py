@@ -72,7 +72,7 @@ class Console:
         self._connectors = Connectors(lookout.reaching, cookie)
         self._guard = Guard(access, options)
         self._threads = ThreadPoolExecutor(_THREADS, "console")
-        self._streams = Streams(lookout, questions, self._in_thread)
+        self._streams = Streams(lookout, questions, self._in_thread, self._guard.still_in)
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=_MOST_BODY, middlewares=[self._guard.guarded])
@@ -126,9 +126,7 @@ class Console:
     # The page
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
-        response = await self._file(request, name="index.html")
-        self._guard.welcome(request, response)
-        return response
+        return await self._file(request, name="index.html")
 
     async def _login_page(self, request: web.Request) -> web.StreamResponse:
         return await self._file(request, name="login.html")
@@ -159,7 +157,7 @@ class Console:
                 "place": self._lookout.reaching.place,
                 "options": self._lookout.reaching.options,
                 "version": __version__,
-                "logout": self._guard.has_logins,
+                "logout": bool(session.id),
             }
         )
 

@@ -94,7 +94,16 @@ function announce() {
   }
 }
 
+/** Of a page that is left open behind others, the title is what is seen. */
+function entitle() {
+  const bad = [...store.pipelines.values()].filter((view) => view.tone === "bad" || view.unreadable).length;
+  document.title = `${bad ? `(${bad} in trouble) ` : ""}${current.page.title(current.params)} – Penstock`;
+}
+
 function draw() {
+  entitle();
+  announce();
+  if (document.visibilityState === "hidden") return;
   patch(document.getElementById("bar"), bar());
   patch(document.getElementById("nav"), nav());
   const main = document.getElementById("main");
@@ -104,8 +113,6 @@ function draw() {
   let content;
   try { content = current.page.render(draw, current.params); } catch (error) { console.error(error); content = problem(error); }
   patch(main, h("div", { key: "banner" }, banner()), h("div", { key: "page" }, content));
-  document.title = `${current.page.title(current.params)} – Penstock`;
-  announce();
 }
 
 addEventListener("hashchange", () => {
@@ -120,5 +127,6 @@ addEventListener("hashchange", () => {
 try { const kept = localStorage.getItem("theme"); if (kept) document.documentElement.dataset.theme = kept; } catch { /* as the system has it */ }
 subscribe(draw);
 addEventListener("resize", () => draw());
-setInterval(() => { if (document.visibilityState === "visible") draw(); }, 5000);
+addEventListener("visibilitychange", () => draw());
+setInterval(draw, 5000);
 begin().catch((error) => patch(document.getElementById("main"), problem(error)));

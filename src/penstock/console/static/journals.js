@@ -1,5 +1,6 @@
 // Journals: size, rate, replicas, route; brokers, key space and stores; a journal with its fragments.
 
+import { Asked } from "./asked.js";
 import { deeds } from "./deeds.js";
 import { act, problem } from "./dialog.js";
 import { h } from "./dom.js";
@@ -49,12 +50,18 @@ function around() {
     h("section", { class: "card" }, h("header", {}, h("h2", {}, "Stores")), found.stores.length ? h("ul", { class: "steps" }, found.stores.map((one) => h("li", { class: one.problem ? "bad" : "ok" }, h("code", {}, one.store), " ", chip(one.problem ? "bad" : "ok", one.problem ? "not healthy" : "healthy"), one.problem ? h("p", {}, one.problem) : null))) : h("p", { class: "dim" }, "No journal names a store.")));
 }
 
+/** Who takes appends, and to whom they go from there. */
+function route(one) {
+  const others = one.members.filter((name) => name !== one.primary);
+  return [one.primary ?? "no primary", others.length ? h("span", { class: "dim" }, ` → ${others.join(", ")}`) : null];
+}
+
 function rows(found) {
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Journals" }, h("table", {},
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Journal"), h("th", { scope: "col", class: "n" }, "Size"), ["Rate", "Replicas"].map((t) => h("th", { scope: "col", class: "n wide-only" }, t)), h("th", { scope: "col", class: "wide-only" }, "Primary"), h("th", { scope: "col" }, "State"))),
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Journal"), h("th", { scope: "col", class: "n" }, "Size"), ["Rate", "Fragments", "Replicas"].map((t) => h("th", { scope: "col", class: "n wide-only" }, t)), h("th", { scope: "col", class: "wide-only" }, "Route"), h("th", { scope: "col" }, "State"))),
     h("tbody", {}, found.rows.map((one) => h("tr", { key: one.name },
       h("td", {}, h("a", { href: `#/journals/${encodeURIComponent(one.name)}` }, one.name)), h("td", { class: "n" }, bytes(one.bytes)), h("td", { class: "n wide-only" }, one.rate === null ? "–" : `${bytes(Math.max(0, one.rate))}/s`),
-      h("td", { class: "n wide-only" }, `${one.members.length} of ${one.replication}`), h("td", { class: "wide-only" }, one.primary ?? "none"),
+      h("td", { class: "n wide-only" }, one.fragments === found.most_fragments ? `${count(one.fragments)}+` : count(one.fragments)), h("td", { class: "n wide-only" }, `${one.members.length} of ${one.replication}`), h("td", { class: "wide-only" }, route(one)),
       h("td", {}, one.problem ? chip("bad", "not served") : one.suspended !== "NONE" ? chip("idle", `suspended (${one.suspended.toLowerCase()})`) : chip(one.consistent ? "ok" : "bad", one.consistent ? "consistent" : "short of replicas")))))));
 }
 
@@ -75,18 +82,18 @@ export const journals = {
   },
 };
 
-let one = { for: "" };
+const LOOKED = 4000;
+const one = new Asked();
 
 export const journal = {
   title: ({ journal: name }) => name,
   leave: () => clearTimeout(timer),
   render(again, { journal: name }) {
-    const fetchIt = () => { const mine = (one = { for: name, found: one.for === name ? one.found : null }); ask(`/api/journal?name=${encodeURIComponent(name)}`).then((found) => { mine.found = found; }, (error) => { mine.error = error; }).then(again); };
-    if (one.for !== name) fetchIt();
-    clearTimeout(timer);
     const moves = store.place.place.includes("://") || [...store.pipelines.values()].some((view) => view.running);
-    if (moves) timer = setTimeout(() => { if (location.hash === `#/journals/${encodeURIComponent(name)}`) fetchIt(); }, 4000);
-    const { found, error } = one, go = (action) => () => act("/api/journals", { action, sink: name }, fetchIt);
+    one.want(name, moves ? Math.floor(Date.now() / LOOKED) : "as it is", `/api/journal?name=${encodeURIComponent(name)}`, again);
+    clearTimeout(timer);
+    if (moves) timer = setTimeout(again, LOOKED);
+    const { found, error } = one, go = (action) => () => act("/api/journals", { action, sink: name }, () => { one.forget(); again(); });
     const pairs = found ? [["Size", bytes(found.bytes)], ["Write head", count(found.head)], ["Primary", found.primary ?? "none"], ["Brokers", found.members.join(", ") || "none"], ["Replicas wanted", count(found.replication)], found.state ? ["State", found.state] : null, ...found.replicas.map((one) => [`${one.zone}/${one.id}`, one.trouble || (one.write_head === null ? "not asked" : `write head ${count(one.write_head)}${one.lag ? `, ${bytes(one.lag)} behind` : ""}`)]), ["Suspended", found.suspended === "NONE" ? "no" : found.suspended.toLowerCase()], ["Stores", found.stores.join(", ") || "none"], found.pipeline ? ["Pipeline", h("a", { href: `#/p/${encodeURIComponent(found.pipeline)}` }, found.pipeline)] : null].filter(Boolean) : [];
     return [h("div", { class: "crumbs" }, h("a", { href: "#/journals" }, "Journals")), h("div", { class: "head" }, h("h1", { tabindex: "-1" }, name)), error ? problem(error) : null, !found && !error ? h("div", { class: "loading", role: "status" }, "Asking for it…") : null,
       found?.problem ? h("p", { class: "note bad" }, found.problem) : null, found?.faults.map((fault) => h("p", { class: "note bad" }, `${fault.fault}: ${fault.text}`)),

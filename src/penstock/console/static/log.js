@@ -1,5 +1,6 @@
 // The log page by page: by offset, time, namespace and text; and one message through every node.
 
+import { Asked } from "./asked.js";
 import { problem } from "./dialog.js";
 import { h } from "./dom.js";
 import { pretty } from "./json.js";
@@ -72,7 +73,7 @@ export const log = {
   },
 };
 
-let traced = { for: "" };
+const traced = new Asked();
 const TONES = { acknowledged: "ok", replayed: "ok", delivered: "ok", passed: "ok", changed: "ok", pending: "warn", dead: "bad", refused: "bad", dropped: "warn", "left out": "warn", "given up": "warn", "skipped by operator": "warn", missed: "bad" };
 
 function stepOf(step) {
@@ -85,11 +86,9 @@ export const trace = {
   render(again, { name, offset }) {
     const view = store.pipelines.get(name);
     if (!view?.nodes) return missing(name);
-    const stamp = `${name}/${offset}/${view.nodes.map((node) => `${node.watermark}.${node.generation}.${node.dead_letters}`)}`;
-    if (traced.for !== stamp) {
-      const mine = (traced = { for: stamp, found: traced.at === `${name}/${offset}` ? traced.found : null, at: `${name}/${offset}` });
-      ask(`${of(name)}/trace/${offset}`).then((found) => { mine.found = found; }, (error) => { mine.error = error; }).then(again);
-    }
+    // Whether each sink has it, not how far it is: that changes all the time.
+    const stamp = view.nodes.map((node) => `${node.watermark > Number(offset)}.${node.acked?.includes(Number(offset))}.${node.generation}.${node.dead_letters}`).join();
+    traced.want(`${name}/${offset}`, stamp, `${of(name)}/trace/${offset}`, again);
     const { found, error } = traced;
     return [h("div", { class: "crumbs" }, h("a", { href: link(view) }, name), " / ", h("a", { href: link(view, `log?from=${Math.max(0, offset - 10)}`) }, "log")),
       h("div", { class: "head" }, h("h1", { tabindex: "-1" }, `Message ${count(Number(offset))}`), h("span", { class: "grow" }),

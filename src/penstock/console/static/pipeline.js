@@ -22,7 +22,10 @@ export function top(name, tab, ...more) {
   ];
 }
 
-export function missing(name) {
+export function missing(name, sink) {
+  const view = store.pipelines.get(name);
+  if (view?.unreadable) return [top(name, ""), h("p", { class: "note bad" }, view.unreadable)];
+  if (view?.nodes && sink) return [top(name, ""), h("section", { class: "card empty" }, h("h2", {}, `${name} has no sink “${sink}”`), h("p", {}, h("a", { href: link(view) }, "See those that it has")))];
   return store.ready && !store.place.looking
     ? h("section", { class: "card empty" }, h("h2", {}, `There is no pipeline “${name}” here`), h("p", {}, h("a", { href: "#/" }, "See those that are there")))
     : h("div", { class: "loading", role: "status" }, "Looking at the pipeline…");
@@ -70,7 +73,7 @@ export const pipeline = {
   title: ({ name }) => name,
   render(_, { name }) {
     const view = store.pipelines.get(name);
-    if (!view?.nodes) return view?.unreadable ? [top(name, ""), h("p", { class: "note bad" }, view.unreadable)] : missing(name);
+    if (!view?.nodes) return missing(name);
     const seen = store.histories[name] ?? {};
     return [top(name, ""), troubles(view), h("section", { class: "card" }, graph(view)),
       sinks(view), h("section", { class: "card" }, h("header", {}, h("h2", {}, "The last hour"), h("span", { class: "dim" }, "as this console has seen it")),
