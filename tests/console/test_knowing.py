@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.base.errors import UsageError
+from penstock.base.errors import PenstockError, UsageError
 from penstock.console.definitions import Definitions
 from penstock.console.history import KEPT, STEP, History, Series
 from penstock.console.reaching import BrokerPlace, DirectoryPlace
@@ -142,6 +142,10 @@ def test_a_directory_of_nobody_is_let_go_for_whoever_wants_to_run(shop: Place) -
     with place.editing("me") as editor:
         assert editor.who == "me"
     place.close()
+    with pytest.raises(PenstockError, match="is ending"), place.looking():
+        pass
+    with EmbeddedBroker(shop.data, patience=0.0):
+        """Nobody has it any more, though somebody asked late."""
 
 
 def test_what_a_run_recorded_serves_only_where_it_counts(

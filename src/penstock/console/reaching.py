@@ -119,6 +119,7 @@ class DirectoryPlace:
         self._broker: EmbeddedBroker | None = None
         self._mine: Client | None = None
         self._users = 0
+        self._closed = False
         self._opened = self._used = self._left = 0.0
         self._epoch, self._after_mine = 0, -1
 
@@ -187,6 +188,7 @@ class DirectoryPlace:
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             self._let_go()
             self._drop_client()
 
@@ -203,6 +205,8 @@ class DirectoryPlace:
 
     def _now(self, *, last: bool) -> tuple[Client, Owner | None] | None:
         """What can be used at this moment; None if it is to be tried again."""
+        if self._closed:
+            raise PenstockError("the console is ending")
         if self._broker is not None:
             assert self._mine is not None
             worn = time.monotonic() - self._opened > LONGEST

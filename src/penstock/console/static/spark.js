@@ -33,7 +33,7 @@ function query(view, one) {
 function session(view) {
   const spark = view.spark;
   return h("div", { key: view.name }, h("div", { class: "head" }, h("h2", {}, h("a", { href: link(view) }, view.name)), h("span", { class: "dim" }, `Spark ${spark.version}, ${spark.master}, ${spark.app}`), h("span", { class: "grow" }),
-    spark.ui ? h("a", { class: "button", href: spark.ui, rel: "noreferrer", target: "_blank" }, "Spark’s own page ↗") : h("span", { class: "dim" }, "Spark’s own page is off; ", h("code", {}, "--conf spark.ui.enabled=true"), " switches it on")),
+    /^https?:/.test(spark.ui ?? "") ? h("a", { class: "button", href: spark.ui, rel: "noreferrer", target: "_blank" }, "Spark’s own page ↗") : h("span", { class: "dim" }, "Spark’s own page is off; ", h("code", {}, "--conf spark.ui.enabled=true"), " switches it on")),
   spark.queries.map((one) => query(view, one)),
   h("div", { class: "legend" }, [...STEPS, "other"].map((step, at) => h("span", {}, h("i", { class: `b${at}` }), `${step}: ${ABOUT[step]}`))), h("p", {}));
 }
