@@ -36,7 +36,7 @@ class Connectors:
     def __init__(self, reaching: Reaching, cookie: bytes = b"") -> None:
         self._reaching = reaching
         self._cookie = cookie
-        self._listed = Remembered(reaching)
+        self._listed = Remembered(reaching, {"workers": [], "history": {"deeds": [], "problem": None}})
 
     def list(self) -> Json:
         """All workers, and who moved what lately, the newest first."""

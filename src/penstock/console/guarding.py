@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
-from penstock.base.errors import InUseError, PenstockError, UsageError
+from penstock.base.errors import AwayError, InUseError, PenstockError, UsageError
 from penstock.base.secrets import mask
 from penstock.console.access import Access, Session, User, is_loopback
 from penstock.console.answers import HEADERS, problem
@@ -31,6 +31,9 @@ _COOKIE = "penstock-console-{port}"
 _CSRF = "X-Penstock-Csrf"
 _OPEN = ("/login", "/static/", "/favicon.svg")
 """What somebody gets who is not let in yet."""
+
+_STATUSES = ((InUseError, 409), (UsageError, 400), (AwayError, 503))
+"""What an error of ours is to a browser; any other is 502."""
 
 _SESSION = web.RequestKey("session", object)
 _PAGES = ("/", "/login")
@@ -71,7 +74,7 @@ class Guard:
         try:
             return await handler(request)
         except PenstockError as error:
-            status = 409 if isinstance(error, InUseError) else 400 if isinstance(error, UsageError) else 502
+            status = next((code for kind, code in _STATUSES if isinstance(error, kind)), 502)
             return problem(status, mask(error.message), mask(error.hint) if error.hint else None)
         except (web.HTTPException, asyncio.CancelledError):
             raise

@@ -41,6 +41,16 @@ _MOST_STORES = 20
 _HEALTHY_SECONDS = 30.0
 _REMEMBERED = 5000
 _MOST_DEEDS = 20
+_NO_LIST: Json = {"rows": [], "found": 0, "total": 0, "from": 0, "page": PAGE, "most_fragments": _COUNTED}
+_NO_HEALTH: Json = {
+    "cluster": None,
+    "brokers": [],
+    "journals": 0,
+    "short": [],
+    "stores": [],
+    "more_stores": 0,
+    "keyspace": None,
+}
 _NOT_SUSPENDED = "Not suspended: content is not in a store yet, or in use."
 
 
@@ -52,7 +62,7 @@ class JournalQuestions:
         self._cluster = cluster
         self._heads: dict[str, tuple[float, int]] = {}
         self._stores: dict[str, tuple[float, str]] = {}
-        self._healthy, self._listed = Remembered(reaching), Remembered(reaching)
+        self._healthy, self._listed = Remembered(reaching, _NO_HEALTH), Remembered(reaching, _NO_LIST)
         self._lock = threading.Lock()
 
     def list(self, asked: Mapping[str, str]) -> Json:

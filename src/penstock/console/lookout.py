@@ -170,7 +170,7 @@ class Lookout:
         while not self._stopping.is_set():
             self._nudged.clear()
             try:
-                self._look()
+                self.look()
                 self._set_problem(None)
             except PenstockError as error:
                 self._set_problem(mask(f"{error.message}" + (f" ({error.hint})" if error.hint else "")))
@@ -181,12 +181,13 @@ class Lookout:
             self.reaching.idle()
             self._nudged.wait(TICK)
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Look once, at what it is time for. The thread does so again and again."""
         seen = self.reaching.changed()
         if seen is not None and seen == self._seen:
             self._sample_all()
             return
-        if isinstance(self.reaching, DirectoryPlace) and not self.reaching.exists:
+        if not self.reaching.exists:
             self._forget_others(set())
             return
         with self.reaching.looking() as directory:
@@ -227,12 +228,12 @@ class Lookout:
         began = kept.looked = self._clock()
         try:
             status = kept.watched.look(directory, now_us(), self._journals[name])
+        except _OF_THE_PLACE:
+            raise
         except PenstockError as error:
             kept.failed = True
             kept.view = {**kept.view, "name": name, "unreadable": mask(error.message)}
             self._publish(name, kept)
-            if isinstance(error, _OF_THE_PLACE):
-                raise
             return
         kept.status, kept.cost, kept.failed = status, self._clock() - began, False
         file, control = directory.run_file(name), kept.watched.control

@@ -61,6 +61,11 @@ class Reaching(Protocol):
         ...
 
     @property
+    def exists(self) -> bool:
+        """False as long as nothing was ever there."""
+        ...
+
+    @property
     def options(self) -> str:
         """What a command needs to be told to look at the same place."""
         ...
@@ -100,6 +105,10 @@ class BrokerPlace:
     @property
     def place(self) -> str:
         return self._address
+
+    @property
+    def exists(self) -> bool:
+        return True
 
     @property
     def options(self) -> str:

@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 from penstock import __version__
-from penstock.base.errors import PenstockError, UsageError
+from penstock.base.errors import AwayError, UsageError
 from penstock.console.access import Access
 from penstock.console.actions import Actions, Outcome, Plan, Wish
 from penstock.console.answers import json_answer, problem
@@ -62,8 +62,10 @@ class Console:
         options: Options,
         cluster: Cluster | None = None,
         cookie: bytes = b"",
+        beside: str = "",
     ) -> None:
-        """`cookie` is what workers of connectors want of who moves their instances."""
+        """`cookie` is what workers of connectors want of who moves their instances; `beside` the pipeline that runs."""
+        self._beside = beside
         self._lookout = lookout
         self._questions = questions
         self._actions = actions
@@ -157,6 +159,7 @@ class Console:
                 "place": self._lookout.reaching.place,
                 "options": self._lookout.reaching.options,
                 "version": __version__,
+                "beside": self._beside,
                 "logout": bool(session.id),
             }
         )
@@ -199,7 +202,7 @@ class Console:
         try:
             return await loop.run_in_executor(self._threads, work)
         except (BrokerGoneError, TimedOutError) as error:
-            raise PenstockError(
+            raise AwayError(
                 f"the broker does not answer: {error.message}",
                 hint="the console goes on by itself when it is back",
             ) from None

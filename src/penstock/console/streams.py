@@ -76,6 +76,8 @@ class Streams:
                 if not self._still_in(request):
                     break
                 await self._send(response, told)
+            if self._ending.is_set():
+                await response.write(event("end", b"{}"))
             return response
         except (ConnectionError, asyncio.CancelledError):
             return web.Response()

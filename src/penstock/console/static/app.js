@@ -65,7 +65,7 @@ function theme() {
 }
 
 function bar() {
-  const live = !store.connected ? ["bad", "no connection"] : store.place.problem ? ["bad", "no broker"] : ["ok", "live"];
+  const live = store.ended ? ["idle", "ended"] : !store.connected ? ["bad", "no connection"] : store.place.problem ? ["bad", "no broker"] : ["ok", "live"];
   const session = store.session;
   return [h("a", { class: "brand", href: "#/" }, h("img", { src: "/favicon.svg", width: 26, height: 26, alt: "" }), "Penstock"), h("span", { class: "place", title: session?.place }, session?.place ?? ""), h("span", { class: "grow" }),
     h("span", { class: "live" }, h("span", { class: `dot ${live[0]}` }), h("span", {}, live[1])), session ? h("span", { class: "who" }, session.user, session.role === "viewer" ? " (looks only)" : "") : null, theme(),
@@ -80,6 +80,7 @@ function nav() {
 }
 
 function banner() {
+  if (store.ended) return h("div", { class: "note warn", role: "status" }, h("b", {}, "The console has ended"), ", or the run that it was beside. What you see is from before. This page goes on by itself when there is a console again.");
   if (store.session && !store.connected && store.ready) return h("div", { class: "note bad", role: "alert" }, h("b", {}, "The console does not answer."), " What you see is from before. This page goes on by itself when it is back.");
   if (store.place.problem) return h("div", { class: "note bad", role: "alert" }, h("b", {}, "The journals cannot be reached: "), store.place.problem, " What you see is from before; this page goes on by itself.");
   return null;

@@ -1,7 +1,7 @@
 // Dead letters by their reasons, each with what it holds; replay and drop.
 
 import { Asked } from "./asked.js";
-import { actOn, problem } from "./dialog.js";
+import { actOn, problem, trouble } from "./dialog.js";
 import { h } from "./dom.js";
 import { facts, message } from "./messages.js";
 import { missing, top } from "./pipeline.js";
@@ -51,7 +51,7 @@ export const dead = {
     state.want(name, `${settled}/${view.bad}/${view.nodes.map((node) => node.dead_letters)}`, `${of(name)}/dead?settled=${settled ? 1 : 0}`, again);
     const { found, error } = state;
     return [top(name, "dead"), h("div", { class: "tools" }, h("button", { "aria-pressed": String(settled), onclick: () => { settled = !settled; again(); } }, settled ? "Only those that are dead" : "Also replayed and given up")),
-      error ? problem(error) : null, !found && !error ? h("div", { class: "loading", role: "status" }, "Reading the letters…") : null,
+      error ? trouble(error) : null, !found && !error ? h("div", { class: "loading", role: "status" }, "Reading the letters…") : null,
       found && !found.groups.length ? h("section", { class: "card empty" }, h("h2", {}, "There are no dead letters"), h("p", {}, "What a sink or a function refuses for good is kept here, with its reason, and can be replayed.")) : null,
       found?.groups.length ? h("section", { class: "card" }, found.groups.map((reason) => group(name, reason, again))) : null];
   },

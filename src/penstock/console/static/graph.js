@@ -87,7 +87,7 @@ function card(view, node, at, link) {
   const href = own ? link("log") : node.kind === "sink" ? link(`sink/${encodeURIComponent(node.name)}`) : link(`tap?node=${encodeURIComponent(node.name)}`);
   return h("a", { class: `node ${own ? "log" : node.tone}`, key: node.name, href, title: node.error ?? (node.gone ? "not in the pipeline file any more" : null),
     "--x": `${at.x}px`, "--n": `${at.wide}px`, "--y": `${y(at)}px`, "--depth": String(at.indent) },
-  h("span", { class: "top" }, h("span", { class: "name" }, own ? "commit log" : node.name), h("span", { class: "what" }, own ? "" : node.what)),
+  h("span", { class: "top" }, h("span", { class: "name" }, own ? "commit log" : node.name), h("span", { class: "what", title: own ? null : node.what }, own ? "" : node.what)),
   h("span", { class: "state" }, own ? null : h("span", { class: `dot ${node.tone}` }), state),
   h("span", { class: "nums" }, numbers));
 }

@@ -2,7 +2,7 @@
 
 import { Asked } from "./asked.js";
 import { deeds } from "./deeds.js";
-import { act, problem } from "./dialog.js";
+import { act, trouble } from "./dialog.js";
 import { h } from "./dom.js";
 import { ask, store } from "./store.js";
 import { bytes, count, counted } from "./words.js";
@@ -41,11 +41,11 @@ function keyspace(found) {
 
 function around() {
   const found = health?.found;
-  if (health?.error) return problem(health.error);
+  if (health?.error) return trouble(health.error);
   if (!found) return h("section", { class: "card" }, h("p", { class: "dim", role: "status" }, "Asking brokers and stores…"));
   const unwell = found.cluster?.unwell ?? found.short.map((name) => ({ name, state: "short of replicas" })), many = found.cluster?.unwell_count ?? unwell.length;
   return h("div", { class: "two even" },
-    h("section", { class: "card" }, h("header", {}, h("h2", {}, "Brokers"), chip(many ? "bad" : "ok", many ? `${counted(many, "journal")} not well` : "all journals are well")), brokers(found), keyspace(found),
+    h("section", { class: "card" }, h("header", {}, h("h2", {}, "Brokers"), !found.journals ? null : chip(many ? "bad" : "ok", many ? `${counted(many, "journal")} not well` : "all journals are well")), brokers(found), keyspace(found),
       unwell.length ? h("ul", { class: "steps" }, unwell.slice(0, 10).map((one) => h("li", { class: "bad" }, h("a", { href: `#/journals/${encodeURIComponent(one.name)}` }, one.name), `: ${one.state}`))) : null),
     h("section", { class: "card" }, h("header", {}, h("h2", {}, "Stores")), found.stores.length ? h("ul", { class: "steps" }, found.stores.map((one) => h("li", { class: one.problem ? "bad" : "ok" }, h("code", {}, one.store), " ", chip(one.problem ? "bad" : "ok", one.problem ? "not healthy" : "healthy"), one.problem ? h("p", {}, one.problem) : null))) : h("p", { class: "dim" }, "No journal names a store.")));
 }
@@ -74,9 +74,9 @@ export const journals = {
     const asked = new URLSearchParams(query), { found, error } = state;
     const to = (changes) => { const next = new URLSearchParams(query); for (const [k, v] of Object.entries(changes)) if (v) next.set(k, v); else next.delete(k); return `#/journals?${next}`; };
     return [h("div", { class: "head" }, h("h1", { tabindex: "-1" }, "Journals and brokers"), h("span", { class: "grow" }), found ? h("span", { class: "dim num" }, counted(found.total, "journal")) : null),
-      error ? problem(error) : null, around(),
+      error ? trouble(error) : null, around(),
       h("section", { class: "card" }, h("div", { class: "tools" }, h("div", { class: "field wide" }, h("label", { for: "find" }, "Find by name"), h("input", { id: "find", type: "search", value: asked.get("find") ?? "", onchange: (event) => { location.hash = to({ find: event.target.value, from: "" }); } }))),
-        found ? found.rows.length ? rows(found) : h("div", { class: "empty" }, h("h2", {}, found.total ? "No journal has such a name" : "There are no journals yet"), h("p", {}, found.total ? "" : "A pipeline makes its own with its first run.")) : h("div", { class: "loading", role: "status" }, "Listing the journals…"),
+        error && !found ? null : found ? found.rows.length ? rows(found) : h("div", { class: "empty" }, h("h2", {}, found.total ? "No journal has such a name" : "There are no journals yet"), h("p", {}, found.total ? "" : "A pipeline makes its own with its first run.")) : h("div", { class: "loading", role: "status" }, "Listing the journals…"),
         found && found.found > found.page ? h("div", { class: "tools" }, found.from ? h("a", { class: "button", href: to({ from: String(Math.max(0, found.from - found.page)) }) }, "← Before") : null,
           h("span", { class: "dim num" }, `${count(found.from + 1)} to ${count(found.from + found.rows.length)} of ${count(found.found)}`), found.from + found.page < found.found ? h("a", { class: "button", href: to({ from: String(found.from + found.page) }) }, "More →") : null) : null)];
   },
@@ -95,7 +95,7 @@ export const journal = {
     if (moves) timer = setTimeout(again, LOOKED);
     const { found, error } = one, go = (action) => () => act("/api/journals", { action, sink: name }, () => { one.forget(); again(); });
     const pairs = found ? [["Size", bytes(found.bytes)], ["Write head", count(found.head)], ["Primary", found.primary ?? "none"], ["Brokers", found.members.join(", ") || "none"], ["Replicas wanted", count(found.replication)], found.state ? ["State", found.state] : null, ...found.replicas.map((one) => [`${one.zone}/${one.id}`, one.trouble || (one.write_head === null ? "not asked" : `write head ${count(one.write_head)}${one.lag ? `, ${bytes(one.lag)} behind` : ""}`)]), ["Suspended", found.suspended === "NONE" ? "no" : found.suspended.toLowerCase()], ["Stores", found.stores.join(", ") || "none"], found.pipeline ? ["Pipeline", h("a", { href: `#/p/${encodeURIComponent(found.pipeline)}` }, found.pipeline)] : null].filter(Boolean) : [];
-    return [h("div", { class: "crumbs" }, h("a", { href: "#/journals" }, "Journals")), h("div", { class: "head" }, h("h1", { tabindex: "-1" }, name)), error ? problem(error) : null, !found && !error ? h("div", { class: "loading", role: "status" }, "Asking for it…") : null,
+    return [h("div", { class: "crumbs" }, h("a", { href: "#/journals" }, "Journals")), h("div", { class: "head" }, h("h1", { tabindex: "-1" }, name)), error ? trouble(error) : null, !found && !error ? h("div", { class: "loading", role: "status" }, "Asking for it…") : null,
       found?.problem ? h("p", { class: "note bad" }, found.problem) : null, found?.faults.map((fault) => h("p", { class: "note bad" }, `${fault.fault}: ${fault.text}`)),
       found ? h("div", { class: "two" }, h("section", { class: "card" }, h("header", {}, h("h2", {}, "Fragments"), h("span", { class: "dim num" }, count(found.fragment_count)), found.faults.length ? chip("bad", "damaged") : chip("ok", "no hole, no overlap")),
         h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Fragments" }, h("table", {}, h("thead", {}, h("tr", {}, ["Begin", "End", "Size"].map((t) => h("th", { scope: "col", class: "n" }, t)), ["Stored", "Codec"].map((t) => h("th", { scope: "col" }, t)))),

@@ -2,7 +2,7 @@
 
 import { chart } from "./charts.js";
 import { Asked } from "./asked.js";
-import { actOn, problem, prompt } from "./dialog.js";
+import { actOn, prompt, trouble } from "./dialog.js";
 import { h } from "./dom.js";
 import { message, facts, table } from "./messages.js";
 import { link } from "./overview.js";
@@ -48,7 +48,7 @@ function actions(view, node, again) {
   return h("section", { class: "card", id: "acts" }, h("header", {}, h("h2", { tabindex: "-1" }, "What you can do")),
     view.running ? h("p", { class: "note" }, standing ? `The pipeline runs, and does not feed ${sink} now. Lead it past the message, then have it go on.` : `The pipeline runs (process ${view.run.pid}). Pause ${sink} to step or to pass over messages; offsets are set while nothing runs.`) : null,
     h("div", { class: "acts" },
-      behind ? act("Step", go({ action: "step" }), "deliver just the next message, through its functions", "primary") : null,
+      behind ? act("Step", go({ action: "step" }), "deliver just the next message, through its functions", view.running && !standing ? "" : "primary") : null,
       behind ? act("Step several…", steps, "deliver the next ones, one at a time") : null,
       behind ? act("Keep for later", go({ action: "dead-letter" }), "send the next message to the dead letters if it is refused again") : null,
       behind ? act("Pass over it", go({ action: "ack", offsets: [node.watermark] }), "acknowledge the next message without sending it") : null,
@@ -90,7 +90,7 @@ export const sink = {
       h("div", { class: "crumbs" }, h("a", { href: link(view) }, name), " / sink"),
       h("div", { class: "head" }, h("h1", { tabindex: "-1" }, sinkName), h("span", { class: `chip ${node.tone}` }, h("span", { class: `dot ${node.tone}` }), node.state), node.what ? h("span", { class: "dim" }, node.what) : null, h("span", { class: "grow" }), h("button", { class: "narrow-only", onclick: toActs }, "What you can do ↓")),
       node.error ? h("div", { class: `note ${stuck ? "bad" : "warn"}` }, h("p", {}, h("b", {}, stuck ? `It stopped before message ${count(node.watermark)}. ` : "")), h("p", {}, node.error)) : null,
-      held.error ? problem(held.error) : null,
+      held.error ? trouble(held.error) : null,
       h("div", { class: "two" },
         h("div", {},
           h("section", { class: "card" }, h("header", {}, h("h2", {}, "Where it stands")), track(node, view), h("p", {}, h("b", {}, "What happens next: "), onRestart(node, view))),

@@ -9,6 +9,8 @@ export const store = {
   place: { place: "", problem: null, looking: null },
   ready: false,
   connected: false,
+  /** Whether the console has said that it ends. */
+  ended: false,
 };
 
 export const subscribe = (listener) => { listeners.add(listener); return () => listeners.delete(listener); };
@@ -73,7 +75,7 @@ function listen() {
   source.onopen = () => {
     if (lost) renew().catch(() => { /* it is lost again */ });
     store.connected = true;
-    told = lost = false;
+    store.ended = told = lost = false;
     fresh.clear();
     changed();
   };
@@ -91,6 +93,7 @@ function listen() {
     changed();
   });
   source.addEventListener("gone", (event) => { store.pipelines.delete(JSON.parse(event.data)); changed(); });
+  source.addEventListener("end", () => { store.ended = true; changed(); });
   source.addEventListener("ready", () => { store.ready = told = true; prune(); changed(); });
 }
 
