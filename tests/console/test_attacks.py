@@ -304,7 +304,7 @@ def hostile(shop: Place, client: Client) -> None:
     """Content, names and reasons of somebody who would like to run something in the page of an operator."""
     text = json.dumps({EVIL: EVIL, "link": "javascript:window.owned='yes'"})
     shop.log(client, [Message(EVIL, text.encode(), ts=now_us(), mode=Mode.SYNC)])
-    spark = {
+    spark: dict[str, object] = {
         "version": EVIL,
         "master": EVIL,
         "app": EVIL,
@@ -312,7 +312,7 @@ def hostile(shop: Place, client: Client) -> None:
         "queries": [],
     }
     run: Detail = {"run": "r9", "pid": 7, "host": EVIL, "file": EVIL}
-    graph = {"nodes": [{"name": EVIL, "kind": "source", "what": EVIL}], "edges": []}
+    graph: dict[str, object] = {"nodes": [{"name": EVIL, "kind": "source", "what": EVIL}], "edges": []}
     beat: Detail = {**run, "spark": spark}
     soon = now_us() + 3_600_000_000
     control = Control(client, "shop")

@@ -183,7 +183,7 @@ def test_rates_are_of_the_last_seconds() -> None:
     assert pace.rates(10.0, {"a": 3}, 4.0) == {"a": 0.0}, "it began anew"
 
 
-def looked(place: BrokerPlace, *, open_pages: int) -> tuple[Lookout, Callable[[], list[str]]]:
+def looked(place: BrokerPlace, *, open_pages: int) -> tuple[Lookout, Callable[[float], list[str]]]:
     """A lookout whose clock stands still unless it is looking: then a look takes a tenth of a second."""
     now = 0.0
     seen: list[str] = []
