@@ -248,7 +248,7 @@ def test_what_flows_is_seen_as_it_does(shop: Place, visit: Visit, monkeypatch: p
         expect(page.get_by_role("img", name="stage 900 ms, publish 80 ms, offsets 20 ms, other 250 ms"))
         page.goto(f"{at}/#/")
         if WANTED:
-            page.wait_for_timeout(120_000)
+            page.wait_for_timeout(150_000)
             kept(page, "overview")
             for name, size in (("overview-dark", (1280, 860)), ("phone", (390, 844))):
                 other = visit(f"{at}/", width=size[0], height=size[1], dark=name.endswith("dark"))
