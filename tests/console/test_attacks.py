@@ -286,7 +286,8 @@ def test_over_tls_nothing_is_said_in_the_open(
 
 
 @pytest.mark.parametrize(
-    "header", ["Authorization: Bearer \xff\xfe", "X-Penstock-Csrf: \xff", "Cookie: \xff=\xff;;="]
+    "header",
+    ["Authorization: Bearer \xff\xfe", "X-Penstock-Csrf: \xff", "Cookie: \xff=\xff;;=", "Origin: http://["],
 )
 def test_headers_of_any_bytes_are_refused_and_not_a_fault(shop: Place, header: str) -> None:
     with console(shop.data) as at:

@@ -84,7 +84,11 @@ class Guard:
 
     def _refusal(self, request: web.Request) -> web.Response | None:
         """Why a request is not answered; None if it is. Notes who asks."""
-        host = urlsplit(f"//{request.host}").hostname or ""
+        try:
+            host = urlsplit(f"//{request.host}").hostname or ""
+            origin = urlsplit(request.headers.get("Origin", f"//{request.host}")).netloc
+        except ValueError:
+            return problem(400, "the request does not say where it goes to, or comes from")
         if is_loopback(self._options.host) and not is_loopback(host):
             return problem(421, f"this console is not '{host}'", "open it under the address that it printed")
         if _for_another_page(request):
@@ -96,7 +100,7 @@ class Guard:
                 return web.Response(status=303, headers={"Location": "/login"})
             return problem(401, "not logged in", "open the page again and log in")
         if request.method not in ("GET", "HEAD"):
-            return self._refused_change(request, bearer)
+            return self._refused_change(request, origin, bearer)
         return None
 
     def _who(self, request: web.Request) -> tuple[Session | None, bool]:
@@ -137,9 +141,8 @@ class Guard:
         """Whether who asked may still be answered: an answer can take as long as a page is open."""
         return self._access.holds(session_of(request))
 
-    def _refused_change(self, request: web.Request, bearer: bool) -> web.Response | None:
-        origin = request.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc != request.host:
+    def _refused_change(self, request: web.Request, origin: str, bearer: bool) -> web.Response | None:
+        if origin != request.host:
             return problem(403, "the request comes from another page")
         if request.path == "/login" or bearer:
             return None
