@@ -37,7 +37,7 @@ RESTING = 5.0
 """A pipeline that does not run is looked at at least as often as this, in seconds."""
 LISTING = 2.0
 """And whether there are new ones."""
-SHARE = 0.05
+SHARE = 0.15
 """Of a processor: what looking more often than that may cost."""
 _RATE_WINDOW, _BEAT_WINDOW = 4.0, 12.0
 """Seconds that a rate is worked out over; the longer one for what is known from the beats of a run only."""
