@@ -17,7 +17,7 @@ from penstock.connector.instancelog import JournalLog
 from penstock.connector.instances import Instance
 from penstock.connector.serving import Peer
 from penstock.connector.settings import split
-from penstock.journal.client import Appender
+from penstock.journal.client import Appender, Pending
 
 
 def log_of(instance: Instance) -> JournalLog:
@@ -105,25 +105,26 @@ def test_who_has_not_said_hello_does_not_keep_a_worker_from_stopping(tmp_path: P
     rigged(tmp_path / "d", test)
 
 
-def test_frames_that_end_in_time_may_follow_each_other_without_a_pause(tmp_path: Path) -> None:
+def test_each_frame_has_its_own_time_also_if_the_next_has_begun_when_it_ends(tmp_path: Path) -> None:
     """Large messages back to back: hardly ever does a read end where a frame ends."""
 
     async def test(rig: Rig) -> None:
-        worker = await rig.worker(frame_timeout=0.5, credits=100_000)
+        worker = await rig.worker()
         peer = await rig.peer(worker)
         await peer.ok()
         await peer.open(7)
-        loop = asyncio.get_running_loop()
-        until, number = loop.time() + 1.5, 0
-        rest = b""
-        while loop.time() < until:
-            number += 1
+        (served,) = worker.peers
+        rest, timers = b"", [served._frame_end._handle]
+        for number in range(1, 4):
             frame = rest + fr.encode(fr.Message(7, number, body=bytes(1000)))
             rest = frame[-500:]
             await peer.raw(frame[:-500])
-            await asyncio.sleep(0.02)
+            await eventually(lambda: served._frame_end._handle not in (*timers, None))
+            assert all(timer is None or timer.cancelled() for timer in timers)
+            timers.append(served._frame_end._handle)
         await peer.raw(rest)
-        await peer.acked(7, number)
+        await peer.acked(7, 3)
+        assert not served._frame_end.is_armed
 
     rigged(tmp_path / "d", test)
 
@@ -132,25 +133,29 @@ def test_a_peer_that_the_worker_does_not_read_from_is_not_too_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(rig: Rig) -> None:
-        worker = await rig.worker(frame_timeout=0.3, max_pending=1000, credits=1000)
+        worker = await rig.worker(max_pending=1000, credits=1000)
         peer = await rig.peer(worker)
         await peer.ok()
         await peer.open(7)
+        (served,) = worker.peers
         log = log_of(worker.instances["i"])
         gate = asyncio.Event()
-        settle = log._landed
+        landed = log._landed
 
-        async def slow(*arguments: object) -> None:
+        async def slow(pending: Pending) -> None:
             await gate.wait()
-            await settle(*arguments)  # type: ignore[arg-type]
+            await landed(pending)
 
         monkeypatch.setattr(log, "_landed", slow)
         whole = fr.encode(fr.Message(7, 2, body=bytes(100)))
         await peer.raw(fr.encode(fr.Message(7, 1, body=bytes(2000))) + whole[:50])
-        await asyncio.sleep(1.0)  # longer than a frame may take, and it is the worker that does not read
-        await peer.raw(whole[50:])
+        await eventually(lambda: not served.wire.reading)
+        assert not served._frame_end.is_armed, "it is the worker that does not read"
         gate.set()
+        await eventually(lambda: served._frame_end.is_armed)
+        await peer.raw(whole[50:])
         await peer.acked(7, 2)
+        assert not served._frame_end.is_armed
 
     rigged(tmp_path / "d", test)
 
@@ -210,9 +215,10 @@ def test_who_closes_its_streams_and_then_says_nothing_is_sent_away_in_time(
     tmp_path: Path, opened: bool
 ) -> None:
     async def test(rig: Rig) -> None:
-        old, new = await rig.worker("old", migration_timeout=0.3), await rig.worker("new")
+        old, new = await rig.worker("old"), await rig.worker("new")
         peer = await rig.peer(old, tokens=["migrate"])
         await peer.ok()
+        (served,) = old.peers
         if opened:
             await peer.open(7)
         await old.migrate("i", new.me.address)
@@ -220,7 +226,9 @@ def test_who_closes_its_streams_and_then_says_nothing_is_sent_away_in_time(
         if opened:
             await peer.send(fr.Message(7, 1), fr.EosMessage(7))
             await peer.acked(7, 1)
-        assert await peer.until(lambda frame: isinstance(frame, fr.Restart)) == fr.Restart(new.me.address)
+        assert served._parting._handle is not None
+        served._parting._handle._run()  # as if the time were over
+        assert await told(peer) == fr.Restart(new.me.address)
         assert await peer.next() is None
         await peer.close()
         await eventually(lambda: not old.peers)
