@@ -351,7 +351,7 @@ class _Run:
     def _pause(self, names: frozenset[str] | set[str]) -> None:
         for sink in self._sinks:
             if not sink.names.isdisjoint(names) and not sink.idle:
-                sink.pause(self._pipeline.settings.stop_timeout)
+                sink.pause()
 
     def _start(self) -> None:
         self._tell("starting spark")
