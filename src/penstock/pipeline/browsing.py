@@ -74,7 +74,7 @@ def page(
 def _from(reader: LogReader, search: Search, start: int, end: int, count: int, deadline: float) -> Page:
     found: list[LogEntry] = []
     looked = 0
-    for record in reader.show(start, end - 1):
+    for record in reader.show(start, end - 1) if start < end else ():
         tired = looked >= count and looked % _LOOK_AT_THE_CLOCK == 0 and time.monotonic() > deadline
         if len(found) == count or tired:
             return Page(found, looked, record.offset)
@@ -99,7 +99,8 @@ def _up_to(reader: LogReader, search: Search, start: int, oldest: int, count: in
                 wanted.append(entry(record))
         found = [*wanted, *found]
         last = (found[0].offset if len(found) == count else first) - 1
-        size = min(4 * size, max(_PIECE_BYTES * looked // max(read, 1), 1))
+        average = read // max(looked, 1)
+        size = min(4 * size, max(_PIECE_BYTES // max(average, 100), 1))
     return Page(found, looked, None)
 
 
