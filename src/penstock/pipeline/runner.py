@@ -55,7 +55,8 @@ from penstock.pipeline.serving import serving
 from penstock.pipeline.signs import Signs
 from penstock.pipeline.stopping import Stop, signals
 from penstock.pipeline.supervisedgroup import SupervisedGroup
-from penstock.pipeline.supervisor import SupervisedSink, Surroundings, runner_for
+from penstock.pipeline.supervisor import SupervisedSink
+from penstock.pipeline.surroundings import Surroundings, runner_for
 from penstock.spark.reach import Reach
 
 if TYPE_CHECKING:

@@ -12,41 +12,34 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from py4j.protocol import Py4JError
 
-from penstock.adaptors.base import Schemas, Sink
 from penstock.base.errors import AwayError, PenstockError
 from penstock.base.secrets import mask
 from penstock.functions.chain import StepCount
-from penstock.log.commitlog import LogReader
 from penstock.log.message import ByteOffset, MessageOffset
-from penstock.log.offsets import Commit, OffsetLog
+from penstock.log.offsets import Commit
 from penstock.log.positions import LogPoint
-from penstock.log.schema import KnownSchemas
+from penstock.log.reader import LogReader
 from penstock.log.transaction import Transaction
 from penstock.pipeline.clock import now_us
-from penstock.pipeline.compiled import compiled
 from penstock.pipeline.definition import SinkNode
 from penstock.pipeline.errortext import first_line, told
 from penstock.pipeline.lag import Lag
 from penstock.pipeline.policy import MaxLag
 from penstock.pipeline.progress import BatchProgress, NodeProgress, QueryProgress, SinkSummary
+from penstock.pipeline.surroundings import Surroundings
 from penstock.pipeline.troubles import Troubles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from penstock.spark.batch import BatchReport, BatchRunner, Bury
-    from penstock.spark.reach import Reach
-    from penstock.spark.sealed import Safe
+    from penstock.spark.batch import BatchReport, BatchRunner
 
 log = logging.getLogger(__name__)
 
@@ -55,21 +48,6 @@ _RATE_WINDOW = 5.0
 _BATCHES_TOLD = 10
 _CATCH_UP = 5000
 """Messages of the companion in one batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What all sinks of a run share."""
-
-    pipeline: str
-    reader: LogReader
-    log_id: str
-    scratch: Path
-    options: dict[str, str]
-    reach: Reach
-    schemas: Schemas = field(default_factory=lambda: KnownSchemas({}))
-    safe: Safe | None = None
-    """Where tasks find the settings of their sink; in the scratch directory if not given."""
 
 
 class SupervisedSink:
@@ -410,38 +388,6 @@ class SupervisedSink:
 def _stop(query: StreamingQuery) -> None:
     with suppress(Py4JError, OSError):  # the JVM may have gone already
         query.stop()
-
-
-def runner_for(
-    node: SinkNode,
-    claim: Callable[[], OffsetLog],
-    bury: Bury,
-    around: Surroundings,
-    sink: Sink | None = None,
-    kind: type[BatchRunner] | None = None,
-) -> BatchRunner:
-    """What carries out the batches of a sink; of one that votes, by two-phase commit."""
-    from penstock.spark.batch import BatchRunner
-    from penstock.spark.sealed import Safe
-    from penstock.spark.voting import VotingRunner
-
-    sink = sink or node.adaptor.sink()
-    sink.use(around.schemas, f"{around.pipeline}.{node.name}")
-    kind = kind or (VotingRunner if sink.lanes else BatchRunner)
-    return kind(
-        pipeline=around.pipeline,
-        sink_name=node.name,
-        sink=sink,
-        accept=node.ns,
-        steps=[compiled(step) for step in node.steps],
-        claim=claim,
-        reach=around.reach,
-        log_id=around.log_id,
-        scratch=around.scratch / "staging" / node.name,
-        bury=bury,
-        safe=around.safe or Safe(around.scratch / "sealed"),
-        options=around.options,
-    )
 
 
 def _set_apart(
