@@ -96,7 +96,8 @@ def test_a_page_backwards_has_the_newest_of_what_is_wanted_and_goes_on_before_th
     with shop.client() as client:
         shop.log(client, [Message("orders", b'{"n":%d}' % (n % 10), ts=1) for n in range(300)])
         directory = Directory(client)
-        sevens, at = [], 400
+        sevens: list[int] = []
+        at: int | None = 400
         while at is not None:
             found = page(directory, "shop", Search(text='"n":7}'), start=at, count=8, backwards=True)
             assert len(found.entries) <= 8
