@@ -61,7 +61,8 @@ EDITING = """
 
 CASES = """
 cases:
-  - input: [{ns: orders, data: {id: 2, total: 5}}]
+  - name: a large one
+    input: [{ns: orders, data: {id: 2, total: 5}}]
     expect: {ids: [{data: {id: 2}}]}
 """
 
