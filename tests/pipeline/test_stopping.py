@@ -100,7 +100,7 @@ def phases(path: Path) -> list[str]:
 
 
 def wait_for(process: subprocess.Popen[bytes], path: Path, true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 250
     while not true():
         assert process.poll() is None, (path / "said").read_text()
         assert time.monotonic() < deadline, (path / "said").read_text()
