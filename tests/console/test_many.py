@@ -163,7 +163,9 @@ def test_a_thousand_journals_and_many_updates(tmp_path: Path, visit: Visit) -> N
         first = paint(page)
         page.locator(".pipe").nth(PIPELINES - 1).wait_for()
         shown, used = time.monotonic() - began, sum(psutil.Process(server.pid).cpu_times()[:2])
-        print(f"\nconsole started: first paint {first:.0f} ms, everything {shown:.2f} s, by {used:.2f} s of a processor")
+        print(
+            f"\nconsole started: first paint {first:.0f} ms, everything {shown:.2f} s, processor {used:.2f} s"
+        )
         soon = opened(page, at)
         samples = updated(page, client, psutil.Process(server.pid))
         print(samples[-1])
