@@ -70,11 +70,17 @@ MESSAGES = {
         "100 confirmed int64"  # ours, which the original skips
     ),
     "ReplicateResponse": "1 status Status, 2 header Header, 3 fragment Fragment, 4 registers LabelSet",
-    "ListRequest": "1 selector LabelSelector, 4 watch bool, 5 watch_resume Header",
+    "ListRequest": (
+        "1 selector LabelSelector, 4 watch bool, 5 watch_resume Header, "
+        "100 store_health bool"  # ours, which the original skips, as are the next with that number
+    ),
     "ListResponse": "1 status Status, 2 header Header, 3 journals *ListResponse.Journal",
     "ListResponse.Journal": (
-        "1 spec JournalSpec, 2 mod_revision int64, 3 route Route, 4 create_revision int64"
+        "1 spec JournalSpec, 2 mod_revision int64, 3 route Route, 4 create_revision int64, "
+        "100 store_health ListResponse.StoreHealth"
     ),
+    "ListResponse.StoreHealth": "1 known *ListResponse.StoreHealth.Store",
+    "ListResponse.StoreHealth.Store": "1 fragment_store string, 2 error string",
     "ApplyRequest": "1 changes *ApplyRequest.Change",
     "ApplyRequest.Change": "1 expect_mod_revision int64, 2 upsert JournalSpec, 3 delete string",
     "ApplyResponse": "1 status Status, 2 header Header",

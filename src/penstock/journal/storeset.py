@@ -38,8 +38,8 @@ class _Entry:
     stores: dict[bool, FragmentStore] = field(default_factory=dict)
     """By whether it was opened read-only."""
     watch: Watch | None = None
-    trouble: str = ""
-    """Why the last upload or listing failed; "" if it did not."""
+    trouble: str | None = None
+    """Why the last upload or listing failed; "" if it did not, None if there was none."""
     task: asyncio.Task[None] | None = None
     used: bool = True
     """Since the last sweep."""
@@ -113,10 +113,16 @@ class Stores:
 
     def known(self) -> list[tuple[str, bool]]:
         """The stores in use, and whether the last check, upload or listing of each went well."""
-        return [
-            (url, not entry.trouble and (entry.watch is None or not entry.watch.health.error))
-            for url, entry in self._entries.items()
-        ]
+        return [(url, not self.fault(url)) for url in self._entries]
+
+    def fault(self, url: str) -> str | None:
+        """Why the last check, upload or listing of a store failed; "" if it did not, None if there was none here."""
+        entry = self._entries.get(url)
+        if entry is None:
+            return None
+        if entry.trouble or entry.watch is None or not entry.watch.health.checked:
+            return entry.trouble
+        return entry.watch.health.error
 
     def note(self, url: str, trouble: str) -> None:
         """An upload or a listing has ended so. Shown at once; appends go by the checks, and wait for nothing else."""
@@ -127,7 +133,7 @@ class Stores:
     def trouble(self, url: str) -> str:
         """What was noted last."""
         entry = self._entries.get(url)
-        return entry.trouble if entry is not None else ""
+        return (entry.trouble or "") if entry is not None else ""
 
     async def close(self) -> None:
         """End all watches. A check or an operation under way goes on in its thread, and counts no more."""
