@@ -28,6 +28,9 @@ from penstock.journal.stores import FileStore, FragmentStore, Listed, open_store
 
 log = logging.getLogger(__name__)
 
+ABANDONED = 3600.0
+"""Seconds after which nobody is at work any more on a half-written file that has not grown."""
+
 Spawn = Callable[[Coroutine[None, None, None], str], "asyncio.Task[None]"]
 
 
@@ -59,11 +62,14 @@ class Stores:
         metrics: Metrics,
         *,
         file_only: bool = False,
+        shared: bool = False,
         spawn: Spawn,
         pace: Pace | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
+        """`shared`: other processes write below `root` as well."""
         self._root = root
+        self._shared = shared
         self._disk = disk
         self._executor = executor
         self._metrics = metrics
@@ -149,7 +155,7 @@ class Stores:
         )
         if isinstance(store, FileStore) and not read_only and store.directory not in self._swept:
             self._swept.add(store.directory)
-            self._executor.submit(_remove_leftovers, store)
+            self._executor.submit(_remove_leftovers, store, ABANDONED if self._shared else 0.0)
         return CountedStore(store, self._metrics, asyncio.get_running_loop())
 
     async def _sweep(self) -> None:
@@ -176,9 +182,9 @@ async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
     await asyncio.gather(*ending, return_exceptions=True)
 
 
-def _remove_leftovers(store: FileStore) -> None:
+def _remove_leftovers(store: FileStore, age: float) -> None:
     try:
-        store.remove_leftovers()
+        store.remove_leftovers(age)
     except OSError as error:
         # It harms nothing: they are not listed, and the next start tries again.
         log.warning("half-written files in the store %s could not be removed: %s", store.url, error)
