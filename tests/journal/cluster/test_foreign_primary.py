@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -43,6 +43,27 @@ async def primary(taken: list[AppendRequest]) -> AsyncIterator[Header]:
         yield header
     finally:
         await server.stop(0)
+
+
+def test_it_is_not_pinged_and_brokers_of_ours_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hangs up on who pings more often than every five minutes."""
+    pinged: dict[str, bool] = {}
+
+    def channel(target: str, options: Sequence[tuple[str, int]]) -> grpc.aio.Channel:
+        pinged[target] = "grpc.keepalive_time_ms" in dict(options)
+        return made(target, options=options)
+
+    async def test() -> None:
+        peers = Peers()
+        peers.foreign = {"http://127.0.0.1:1"}
+        for port in (1, 2):
+            peers.append(f"http://127.0.0.1:{port}", "a/journal").cancel()
+        await peers.close()
+        assert pinged == {"127.0.0.1:1": False, "127.0.0.1:2": True}
+
+    made = grpc.aio.insecure_channel
+    monkeypatch.setattr(grpc.aio, "insecure_channel", channel)
+    in_loop(test)
 
 
 @pytest.mark.parametrize("size", [0, 5, (1 << 20) + 5])
