@@ -37,7 +37,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(there), target
 
 
-@pytest.mark.parametrize("page", ["guarantees.md", "testing.md", "types.md"])
+@pytest.mark.parametrize("page", ["guarantees.md", "testing.md", "types.md", "connector-sinks.md"])
 def test_the_tests_that_a_page_names_are_there(page: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     named = set(re.findall(r"`(?:tests/)?((?:[a-z]+/)?test_\w+\.py)`", text)) - {"test_notebook.py"}

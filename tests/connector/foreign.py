@@ -34,6 +34,8 @@ class ForeignSink:
         self.died: list[str] = []
         self.hellos: list[Hello] = []
         self.cut_before_reply = self.cut_after_reply = False
+        self.moods: list[bool] = []
+        """Votes that it gives before it goes by what it holds."""
         self.server = socket.create_server(("127.0.0.1", 0))
 
     @property
@@ -104,7 +106,9 @@ class ForeignSink:
             case inner.ListUncommitted(rtag):
                 return inner.encode_inner(inner.ReplyUncommitted(rtag, tuple(stored.votes))), True
             case inner.Phase1(transaction, ((1, start, end),)):
-                commit = start == stored.committed and end == len(stored.content)
+                held = start == stored.committed and end == len(stored.content)
+                known = stored.votes.get(transaction, (held and (not self.moods or self.moods.pop(0)),))
+                commit = known[0]
                 stored.votes[transaction] = (commit, start, end)
                 before, self.cut_before_reply = self.cut_before_reply, False
                 after, self.cut_after_reply = self.cut_after_reply, False

@@ -11,7 +11,7 @@ import pytest
 from tests.connector.foreign import ForeignSink
 from tests.connector.test_sink_attempts import messages
 
-from penstock.adaptors.base import Stage, Staged
+from penstock.adaptors.base import AbortedError, Stage, Staged
 from penstock.adaptors.connector import Connector
 from penstock.adaptors.connector.sink import ConnectorPublisher, ConnectorStager
 from penstock.base.errors import AwayError
@@ -77,15 +77,28 @@ def test_a_sink_that_tells_an_offset_which_it_has_cut_off_is_sent_the_batch_agai
     assert sink.stored.content == lines(6)
 
 
-def test_a_vote_that_was_lost_on_the_way_is_asked_for_again(sink: ForeignSink) -> None:
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("closes", ["not at all", "before the reply", "after the reply"])
+def test_the_six_vote_rules(sink: ForeignSink, commit: bool, closes: str) -> None:
+    """A vote that was lost on the way is asked for again, and is the same; after one to abort all is sent again."""
     batches = Batches(sink)
     plan = batches.plan(0, 1)
-    sink.cut_before_reply = True
-    with pytest.raises(AwayError):
-        batches.attempt(plan, iter([messages(0, 1)]))
-    sink.cut_after_reply = True
-    batches.decide(batches.attempt(plan, iter([messages(0, 1)])))
+    sink.moods = [commit]
+    if closes == "before the reply":
+        sink.cut_before_reply = True
+        with pytest.raises(AwayError):
+            batches.attempt(plan, iter([messages(0, 1)]))
+    sink.cut_after_reply = closes == "after the reply"
+    staged = batches.attempt(plan, iter([messages(0, 1)]))
+    if commit:
+        batches.decide(staged)
+    else:
+        with pytest.raises(AbortedError, match="voted to abort"):
+            batches.decide(staged)
+        assert sink.stored.committed == 0
+        batches.deliver(0, 1)
     assert (sink.stored.content, sink.stored.committed) == (lines(2), len(lines(2)))
+    assert sink.stored.votes == {}
 
 
 def test_the_greeting_names_the_capability_behind_what_every_sink_reads(sink: ForeignSink) -> None:

@@ -122,3 +122,13 @@ def test_an_attempt_that_comes_too_late_changes_nothing(rig: Rig) -> None:
         rig.attempt(old, iter([messages(0, 1)]))
     assert rig.committed == rig.stored.content == NUMBERS
     assert msgspec.json.decode(voted.part, type=Prepared).transaction != done.part
+
+
+def test_an_attempt_that_comes_too_late_does_not_keep_others_from_leaving(rig: Rig) -> None:
+    """What it has voted on stays open until the runner settles it."""
+    rig.attempt(rig.plan(), iter([messages(0, 1)]))
+    rig.publisher.leave(["p.out.1"])
+    rig.publisher.settle(rig.decided, lambda: None)
+    assert rig.stored.content == b""
+    rig.commit(rig.attempt(rig.plan(), iter([messages(0, 1, 2, 3, 4, 5)])))
+    assert rig.committed == NUMBERS

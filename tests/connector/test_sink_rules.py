@@ -29,7 +29,7 @@ from tests.connector.sinking import (
     cut_off,
     goes_on,
 )
-from tests.connector.targets import Target, files, rows
+from tests.connector.targets import Target, files, rows, watched
 
 from penstock.base.errors import AwayError
 from penstock.connector.sinklink import SinkLink
@@ -37,32 +37,49 @@ from penstock.connector.twopc import SinkError, Who, decided
 
 # The six vote rules: abort or commit, and where the connection is cut
 
+RULES = [
+    ("abort", "not at all", FIRST),
+    ("abort", "before the reply", FIRST),
+    ("abort", "after the reply", FIRST),
+    ("commit", "not at all", FIRST + SECOND),
+    ("commit", "before the reply", FIRST),
+    ("commit", "after the reply", FIRST + SECOND),
+]
+"""How the sink votes, when it closes, and what is committed. Without a vote there is no commit; a vote that was heard
+counts, whatever becomes of the connection."""
 
-@pytest.mark.parametrize("rule", ["abort", "commit"])
-@pytest.mark.parametrize("close", ["not at all", "before the reply", "after the reply"])
-def test_the_six_vote_rules(sink: SinkProcess, worker: Worker, rule: str, close: str) -> None:
-    """Without a vote there is no commit; a vote that was heard counts, whatever becomes of the connection."""
+
+@pytest.mark.parametrize(
+    ("rule", "close", "expected"), RULES, ids=[f"{rule}, closed {close}" for rule, close, _ in RULES]
+)
+@pytest.mark.parametrize("how", ["the sink dies", "only the connection breaks"])
+def test_the_six_vote_rules(
+    sink: SinkProcess, worker: Worker, how: str, rule: str, close: str, expected: bytes
+) -> None:
+    dies = how == "the sink dies"
     at = {"before the reply": "sink reply:9", "after the reply": "sink replied:9"}.get(close, "")
-    committed_first(sink, worker, at)
+    committed_first(sink, worker, at if dies else "")
     ask = worker.send if rule == "commit" else worker.send_bad
-    link = worker.connect()
-    if close == "before the reply":
-        cut_off(lambda: ask(link, SECOND))
+    with Proxy(
+        sink.address, "Reply" if close == "before the reply" and not dies else "", lambda: None
+    ) as proxy:
+        link = worker.connect(sink.address if dies else proxy.address)
+        if close == "before the reply":
+            cut_off(lambda: ask(link, SECOND))
+        else:
+            transaction, vote = ask(link, SECOND)
+            assert vote is (rule == "commit")
+            if vote:
+                worker.record(transaction, len(FIRST + SECOND))
+            if close == "not at all":
+                link.tell([(transaction, vote)])
+    link.close()
+    if dies and close != "not at all":
         sink.died()
         sink.start()
-        expected = FIRST
-    else:
-        transaction, vote = ask(link, SECOND)
-        assert vote is (rule == "commit")
-        if vote:
-            worker.record(transaction, len(FIRST + SECOND))
-        expected = FIRST + SECOND if vote else FIRST
-        if close == "after the reply":
-            sink.died()
-            sink.start()
-        else:
-            link.tell([(transaction, vote)])
-    link.close()
+    assert len(worker.listed()) == (close != "not at all"), (
+        "listed until it is decided, whichever way it was voted"
+    )
     goes_on(sink, worker, expected)
 
 
@@ -114,44 +131,55 @@ def test_two_who_decide_about_one_transaction_cannot_differ(sink: SinkProcess, w
 # Loops
 
 
+STEPS = (
+    "sink data",
+    "sink phase1",
+    "sink reply",
+    "sink replied",
+    "sink phase2",
+    "sink decide",
+    "sink decided",
+)
+
+
 def crash_loop(sink: SinkProcess, seed: int, rounds: int) -> None:
-    """The sink dies at random steps and moments, the worker at random, too; the output is always a prefix."""
+    """The sink dies at random steps and moments, the worker at random, too; readers always see a prefix."""
     dice = random.Random(seed)
-    lines = [b"line %d of the stream\n" % number for number in range(rounds * 40)]
-    stream = b"".join(lines)
+    stream = b"".join(b"line %d of the stream\n" % number for number in range(rounds * 40))
     worker = Worker(sink)
-    steps = [
-        "sink data",
-        "sink phase1",
-        "sink reply",
-        "sink replied",
-        "sink phase2",
-        "sink decide",
-        "sink decided",
-    ]
     hit: set[str] = set()
-    for number in range(rounds):
-        aim = steps[number % len(steps)] if number < 2 * len(steps) else ""
-        sink.start(f"{aim}:{dice.randint(1, 12)}" if aim else "")
-        assert sink.process is not None
-        timer = threading.Timer(dice.uniform(0.02, 0.5), sink.process.send_signal, [signal.SIGKILL])
-        if not aim:
-            timer.start()
-        target = len(stream) * (number + 1) // rounds
-        while worker.end < target and sink.process.poll() is None:
-            with contextlib.suppress(AwayError, SinkError):
-                one_round(sink, worker, stream, dice)
-        assert stream.startswith(sink.committed("w"))
-        timer.cancel()
-        trace = sink.trace.read_text() if sink.trace.exists() else ""
-        hit |= {line[1:].rpartition(" ")[0] for line in trace.splitlines() if line.startswith("!")}
-        sink.kill()
-    sink.start()
-    while worker.end < len(stream):
-        one_round(sink, worker, stream, dice)
-    worker.connect().close()
+
+    def look() -> int:
+        committed = sink.committed("w")
+        assert stream.startswith(committed)
+        return len(committed)
+
+    with watched(look):
+        for number in range(rounds):
+            aim = STEPS[number % len(STEPS)] if number < 2 * len(STEPS) else ""
+            until_it_dies(sink, worker, stream[: len(stream) * (number + 1) // rounds], dice, aim)
+            trace = sink.trace.read_text() if sink.trace.exists() else ""
+            hit |= {line[1:].rpartition(" ")[0] for line in trace.splitlines() if line.startswith("!")}
+        sink.start()
+        while worker.end < len(stream):
+            one_round(sink, worker, stream, dice)
+        worker.connect().close()
     assert sink.committed("w") == sink.held("w") == stream
     assert hit, "no kill met a step"
+
+
+def until_it_dies(sink: SinkProcess, worker: Worker, stream: bytes, dice: random.Random, aim: str) -> None:
+    """A sink that is killed at a step, or at any moment; or when it has everything."""
+    sink.start(f"{aim}:{dice.randint(1, 12)}" if aim else "")
+    assert sink.process is not None
+    timer = threading.Timer(dice.uniform(0.02, 0.5), sink.process.send_signal, [signal.SIGKILL])
+    if not aim:
+        timer.start()
+    while worker.end < len(stream) and sink.process.poll() is None:
+        with contextlib.suppress(AwayError, SinkError):
+            one_round(sink, worker, stream, dice)
+    timer.cancel()
+    sink.kill()
 
 
 def one_round(sink: SinkProcess, worker: Worker, stream: bytes, dice: random.Random) -> None:
@@ -203,15 +231,19 @@ def kill_loop(target: Target, dice: random.Random, rounds: int) -> None:
     def numbers() -> list[int]:
         return [json.loads(line)["n"] for line in target.lines(working.WORKER)]
 
-    sink, record = target.process, target.process.root / "record"
-    sink.start()
-    for _ in range(rounds):
-        killed_over_it(sink, record, dice.choice(list(FRAMES)), dice.choice(["sink", "worker"]))
+    def look() -> int:
         found = numbers()
         assert found == list(range(len(found)))
         assert len(found) <= working.messages_of(record)
-    begin = working.messages_of(record)
-    working.deliver("{}:{}".format(*sink.address), record, begin, begin + 30)
+        return len(found)
+
+    sink, record = target.process, target.process.root / "record"
+    sink.start()
+    with watched(look):
+        for _ in range(rounds):
+            killed_over_it(sink, record, dice.choice(list(FRAMES)), dice.choice(["sink", "worker"]))
+        begin = working.messages_of(record)
+        working.deliver("{}:{}".format(*sink.address), record, begin, begin + 30)
     assert numbers() == list(range(begin + 30))
     target.check()
 

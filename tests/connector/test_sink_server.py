@@ -20,8 +20,18 @@ from tests.connector.test_twopc import frames
 
 from penstock.base.disk import Buffer, Disk, DiskFile
 from penstock.base.errors import AwayError, InUseError, PenstockError
-from penstock.connector.frames import Error, Hello, Notify, Ok, encode
-from penstock.connector.sink import Limits, SinkServer, Storage, Terms, Workers
+from penstock.connector.frames import Error, Hello, Message, Notify, NotifyAck, Ok, encode
+from penstock.connector.inner import (
+    InnerTag,
+    ListUncommitted,
+    Phase1,
+    Phase2,
+    Reply,
+    ReplyUncommitted,
+    encode_inner,
+    inner_of,
+)
+from penstock.connector.sink import Limits, SinkServer, Terms, Workers
 from penstock.connector.sink.files import FileStorage, committed_bytes, file_of
 from penstock.connector.sink.sqlite import rows_of
 from penstock.connector.sinklink import SinkLink
@@ -60,6 +70,7 @@ def said(server: SinkServer, data: bytes) -> list[object]:
     """What the server says to these bytes until it closes the connection."""
     with socket.create_connection(server.address, PATIENCE) as peer:
         peer.sendall(data)
+        peer.shutdown(socket.SHUT_WR)
         heard = b""
         while chunk := peer.recv(65536):
             heard += chunk
@@ -95,6 +106,52 @@ def test_a_fault_behind_good_frames_comes_after_their_answers(server: SinkServer
     assert first == Ok(500)
     assert isinstance(second, Error)
     serves(server)
+
+
+GREETING = encode(Hello("v0.0.1", b"tacos", "", "w")) + encode(Notify(1, "", 0))
+DATA, PHASE1 = encode(Message(1, 0, 0, b"", b"12345")), encode_inner(Phase1("t", ((1, 0, 5),)))
+VOTED = DATA + PHASE1
+LIST = encode_inner(ListUncommitted(9))
+LIE = encode(Message(0, 0, 0, b"", bytes((InnerTag.PHASE1,)) + b"\x00\x01t" + b"\xff" * 4))
+
+
+@pytest.mark.parametrize(
+    ("sent", "answers"),
+    [
+        (encode_inner(Phase1("t", ((1, 0, 0),) * 40_000)), [Reply("t", False)]),
+        (encode_inner(Phase1("t", ((1, 0, 0),) * 50_000)), ["1,200,0"]),
+        (LIE, ["Unable to decode message"]),
+        (encode_inner(Phase2("of nobody", True)) + LIST, [ReplyUncommitted(9)]),
+        (VOTED + PHASE1, [Reply("t", True)] * 2),
+        (VOTED + encode_inner(Phase2("t", False)) * 2 + LIST, [Reply("t", True), ReplyUncommitted(9)]),
+        (VOTED + encode(Message(1, 5, 0, b"", b"6")), [Reply("t", True), "between PHASE1 and PHASE2"]),
+        (VOTED + encode_inner(Phase1("u", ((1, 0, 5),))), [Reply("t", True), "t is not decided yet"]),
+        (encode(Message(1, 5, 0, b"", b"6")) + encode_inner(Phase1("t", ((1, 0, 6),))), [Reply("t", False)]),
+        (DATA + encode(Message(1, 0, 0, b"", b"x")), ["seen before"]),
+    ],
+    ids=[
+        "a long list", "a list too long", "a list that lies", "an unknown decision", "a vote asked for again",
+        "a repeated decision", "data between the phases", "two transactions", "a gap", "a repeat",
+    ],
+)  # fmt: skip
+def test_bad_peers_are_answered_by_the_rules_and_the_server_goes_on(
+    server: SinkServer, sent: bytes, answers: list[object]
+) -> None:
+    ok, opened, *heard = said(server, GREETING + sent)
+    assert (ok, opened) == (Ok(500), NotifyAck(True, 1, 0))
+    assert len(heard) == len(answers)
+    for frame, wanted in zip(heard, answers, strict=True):
+        if isinstance(wanted, str):
+            assert isinstance(frame, Error)
+            assert wanted in frame.reason
+        else:
+            assert isinstance(frame, Message)
+            assert inner_of(memoryview(frame.body)) == wanted
+    serves(server)
+    with SinkLink(server.address, who(), 0, PATIENCE) as link:
+        link.tell(decided(link.listed.transactions, ()))
+        link.write(b"all is well")
+        assert link.vote("next")
 
 
 def test_who_says_nothing_is_let_go(hasty: SinkServer) -> None:
@@ -297,21 +354,3 @@ def test_the_commands_serve_files_and_parquet(tmp_path: Path, kind: str, option:
         assert seen() == [b'{"a":1}', b'{"b":2}']
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
-
-
-def test_the_sink_of_40_lines_in_the_documents_works(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "connector-sinks.md").read_text(encoding="utf-8")
-    code = page.partition("## Write a sink in 40 lines")[2].partition("```python\n")[2].partition("```")[0]
-    names: dict[str, type[Storage]] = {}
-    exec(code.partition("workers = ")[0], names)
-    folder = names["Folder"]
-    workers = Workers(tmp_path / "txns", lambda worker: folder(tmp_path / "out", worker))  # type: ignore[call-arg]
-    with SinkServer(("127.0.0.1", 0), workers) as server:
-        for number, commit in enumerate((True, False, True)):
-            with SinkLink(server.address, Who("w"), number and 4, PATIENCE) as link:
-                link.write(b"row%d" % number)
-                assert link.vote(f"t{number}")
-            with SinkLink(server.address, Who("w"), 0, PATIENCE) as link:
-                link.tell([(f"t{number}", commit)])
-    files = sorted((tmp_path / "out").iterdir())
-    assert [file.read_text() for file in files] == ["row0", "row2"]

@@ -309,16 +309,35 @@ def test_ids_beyond_all_counting(peer: Peer, number: int) -> None:
     assert "beyond all that can be counted" in ended(peer, peer.data(number, b"x"))
 
 
-def test_a_storage_that_always_commits_is_never_asked_to_undo(tmp_path: Path, shelf: Shelf) -> None:
+def test_a_sink_that_always_commits_takes_all_again_after_an_abort_and_loses_nothing(
+    tmp_path: Path, shelf: Shelf
+) -> None:
+    """It cannot vote for bytes that are not there: whoever has left some out is sent away, and comes again."""
+    workers = shelf.workers(tmp_path / "always")
+    peer = Peer(workers)
+    peer.data(1, b"while it could abort, this was a reason")
+    peer.close()
+    workers.close()
     workers = shelf.workers(tmp_path / "always", always=True)
     peer = Peer(workers)
-    peer.data(5, b"a gap is none of its business")
-    assert peer.phase1("t1", 0, 1) == vote("t1", True)
-    peer.send(Phase2("t1", True))
-    peer.data(34, b"again")
-    peer.phase1("t2", 34, 39)
-    peer.send(Phase2("t2", False))
-    assert peer.data(34, b"again") == []
+    peer.data(0, b"first")
+    assert "the bytes from 5 to 7 are missing" in ended(peer, peer.data(7, b"third"))
+    peer = peer.again()
+    peer.data(0, b"first")
+    assert "the range ends at 6, the data at 5" in ended(peer, peer.phase1("t1", 0, 6))
+    peer = peer.again()
+    assert (peer.greeting[-1], listed(peer)) == (NotifyAck(True, 1, 0), ())
+    peer.data(0, b"first")
+    assert peer.phase1("t2", 0, 5) == vote("t2", True)
+    peer.send(Phase2("t2", True))
+    peer.data(5, b"again")
+    assert peer.phase1("t3", 5, 10) == vote("t3", True)
+    peer.send(Phase2("t3", False))
+    assert peer.data(5, b"again") == []
+    assert peer.phase1("t4", 5, 10) == vote("t4", True)
+    peer.send(Phase2("t4", True))
+    assert "was seen before" in ended(peer, peer.data(0, b"other")), "what is committed is not written over"
+    assert shelf.of["worker1"].content == b"firstagain"
     peer.close()
     workers.close()
 

@@ -264,6 +264,44 @@ def test_rows_that_postgres_refuses_are_a_vote_to_abort(
     assert postgres_rows(uri) == [("w", 0, "{}")]
 
 
+@pytest.mark.xdist_group("postgres")
+def test_where_no_place_for_prepared_transactions_is_free_rows_are_staged(
+    postgres_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that commit together would wait for each other's place for ever."""
+    monkeypatch.setattr("penstock.connector.sink.rows.FEED", 100)
+    uri = postgres_server.database(f"sink_{uuid.uuid4().hex[:12]}")
+    with (
+        closing(Workers(tmp_path / "txns", lambda worker: PostgresStorage(uri, "output", worker))) as workers,
+        psycopg.connect(uri, autocommit=True) as other,
+    ):
+        keeper = workers.attach("w")
+        assert send(keeper, "t1", line(1))
+        keeper.phase2(Phase2("t1", True))
+        taken = 0
+        with pytest.raises(psycopg.errors.OutOfMemory):  # noqa: PT012 - at the first one for which there is no place
+            while True:
+                other.execute("BEGIN")
+                other.execute(f"PREPARE TRANSACTION 'other-{taken}'".encode())
+                taken += 1
+        try:
+            assert send(keeper, "t2", line(2) + line(3))
+            keeper.phase2(Phase2("t2", False))
+            assert send(keeper, "t3", line(2) + line(3))
+            workers.detach(keeper)
+            keeper = workers.attach("w")
+            assert list(keeper.ledger.unresolved) == ["t3"]
+            assert [at for _, at, _ in postgres_rows(uri)] == [0]
+        finally:
+            for number in range(taken):
+                other.execute(f"ROLLBACK PREPARED 'other-{number}'".encode())
+        keeper.phase2(Phase2("t3", True))
+        assert send(keeper, "t4", line(4))
+        keeper.phase2(Phase2("t4", True))
+        workers.detach(keeper)
+    assert [data + "\n" for _, _, data in postgres_rows(uri)] == [line(1), line(2), line(3), line(4)]
+
+
 def test_an_older_database_is_not_taken_for_the_newer_one(tmp_path: Path) -> None:
     path = tmp_path / "out.db"
     with closing(Workers(tmp_path / "txns", lambda worker: SqliteStorage(path, "output", worker))) as workers:

@@ -139,6 +139,20 @@ def page(number: int) -> bytes:
     return number.to_bytes(8, "big") * (PAGE // 8)
 
 
+class Vault(Immortal):
+    """Its pages are declared, and all in memory."""
+
+    pages: dict[int, bytes] = field(dict)
+
+    def on_first_start(self) -> None:
+        for number in range(PAGES):
+            self.pages[number] = page(number)
+
+    @impulse
+    def whole(self) -> int:
+        return sum(content == page(number) for number, content in self.pages.items())
+
+
 class Archive(Immortal):
     """Its pages are never in memory together: its hooks write and read one after the other."""
 

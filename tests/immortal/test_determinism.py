@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
+import os
 import random
+import secrets
 import time
-from time import monotonic
+import uuid
+from collections.abc import Callable
+from time import monotonic, monotonic_ns
 from typing import BinaryIO
 
 import pytest
@@ -16,6 +21,7 @@ from penstock.base.errors import UsageError
 from penstock.immortal import DeterminismError, Immortal, field, impulse, rpc
 from penstock.immortal.binding import guard
 from penstock.immortal.binding.app import spec_of
+from penstock.immortal.binding.leaks import LARGE, Leaks
 from penstock.immortal.binding.machine import Machine
 from penstock.immortal.binding.marks import EVERY
 from penstock.immortal.wire import MessageType, Record, encode_message
@@ -54,8 +60,25 @@ class Careless(Immortal):
         self.tell.send(chance())
 
     @impulse
-    def hidden_clock(self) -> None:
-        self.tell.send(hidden().timestamp())
+    def deep(self, what: str) -> None:
+        DEEP[what]()
+
+    @impulse
+    def swallows(self) -> None:
+        with contextlib.suppress(Exception):
+            chance()
+        self.count += 1
+
+    @impulse
+    async def swallows_in_turn(self) -> None:
+        with contextlib.suppress(Exception):
+            self.extra = 1
+
+    @impulse
+    def harmless(self) -> list[str]:
+        seeded = random.Random(7)
+        made = [time.strftime("%H", time.gmtime(0.0)), dt.datetime.fromtimestamp(0, tz=dt.UTC).isoformat()]
+        return [*made, str(seeded.random()), str(uuid.UUID(int=7))]
 
     @impulse
     def undeclared(self) -> None:
@@ -145,9 +168,45 @@ def test_chance_below_a_handler_is_caught_when_it_is_called(world: World) -> Non
     assert not hasattr(random.random, "__wrapped__")
 
 
-def test_a_clock_of_a_type_is_caught_by_watching(world: World) -> None:
-    with guard.watching(), pytest.raises(DeterminismError, match=r"datetime\.now was called in a handler"):
-        world.ask("c", "hidden_clock")
+DEEP: dict[str, Callable[[], object]] = {
+    "datetime.now": hidden,
+    "datetime.utcnow": lambda: dt.datetime.utcnow(),
+    "datetime.today": lambda: dt.datetime.today(),
+    "date.today": lambda: dt.date.today(),
+    "time.monotonic": lambda: time.monotonic(),
+    "time.monotonic_ns": lambda: monotonic_ns(),
+    "time.process_time": lambda: time.process_time(),
+    "time.localtime": lambda: time.localtime(),
+    "time.strftime": lambda: time.strftime("%H"),
+    "time.sleep": lambda: time.sleep(0),
+    "random.expovariate": lambda: random.expovariate(1.0),
+    "Random.seed": lambda: random.Random(),
+    "SystemRandom.random": lambda: random.SystemRandom().random(),
+    "secrets.randbits": lambda: secrets.randbits(8),
+    "uuid.uuid4": lambda: uuid.uuid4(),
+    "os.urandom": lambda: os.urandom(1),
+}
+
+
+@pytest.mark.parametrize("what", DEEP)
+def test_clocks_and_chance_are_caught_however_deep_they_are_called(world: World, what: str) -> None:
+    with guard.guarding():
+        DEEP[what]()  # outside of handlers each is what it was
+        with pytest.raises(DeterminismError, match=rf"{what} was called in a handler .*\.py:\d+"):
+            world.ask("c", "deep", what)
+    DEEP[what]()
+
+
+@pytest.mark.parametrize("method", ["swallows", "swallows_in_turn"])
+def test_who_catches_what_is_refused_is_not_let_go_on(world: World, method: str) -> None:
+    with guard.guarding(), pytest.raises(DeterminismError, match=r"input 1 .*in a handler|a handler sets it"):
+        world.ask("c", method)
+
+
+def test_what_looks_like_a_clock_or_chance_and_is_none_is_free(world: World) -> None:
+    with guard.guarding():
+        world.ask("c", "harmless")
+    assert not world.nodes["c"].outcomes["r"].error
 
 
 @pytest.mark.parametrize(
@@ -211,6 +270,31 @@ def test_state_that_leaked_and_changed_is_noticed_before_the_next_input(world: W
         world.ask("c", "outside")
 
 
+def test_a_leak_is_noticed_while_an_instance_serves_and_looking_for_it_has_its_share_of_time() -> None:
+    state, now, looks = [b"a"], 0.0, 0
+
+    def encode() -> bytes:
+        nonlocal now, looks
+        now += 0.01
+        looks += 1
+        return state[0]
+
+    leaks = Leaks(encode, lambda: now, always=False)
+    leaks.left(100)
+    state[0] = b"b"
+    assert leaks.has_changed()
+    looks = 0
+    for _ in range(1000):
+        now += 0.01
+        leaks.left(100)
+        assert not leaks.has_changed()
+    assert 10 <= looks <= 40
+    now += 10
+    leaks.left(LARGE + 1)
+    state[0] = b"c"
+    assert not leaks.has_changed()
+
+
 def test_a_message_is_not_handled_during_a_checkpoint() -> None:
     class Saves(Immortal):
         def save(self, file: BinaryIO) -> None:
@@ -246,6 +330,21 @@ def test_an_answer_to_a_call_that_replay_did_not_make_is_refused(world: World) -
 
     with pytest.raises(DeterminismError, match="an answer to call 9, which was never made"):
         world.log("c", wire.incoming(wire.Reply(wire.ReplyKind.VOID, "x", 9)))
+
+
+def test_hooks_that_would_not_run_are_refused() -> None:
+    class Waits(Immortal):
+        async def on_first_start(self) -> None:
+            pass
+
+    class Hurries(Immortal):
+        def on_primary(self) -> None:  # type: ignore[override]
+            pass
+
+    with pytest.raises(UsageError, match=r"Waits\.on_first_start is `async def`"):
+        spec_of(Waits)
+    with pytest.raises(UsageError, match=r"Hurries\.on_primary is no `async def`"):
+        spec_of(Hurries)
 
 
 def test_sets_are_refused_in_state() -> None:

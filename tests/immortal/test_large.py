@@ -151,3 +151,32 @@ def test_a_large_state_is_written_and_read_by_hooks_in_pieces(tmp_path: Path) ->
             archive.wait_for("read", pages)
         finally:
             archive.stop()
+
+
+@pytest.mark.soak
+def test_a_large_declared_state_needs_no_second_copy_of_itself(tmp_path: Path) -> None:
+    pages = 800
+    with broker(tmp_path) as place:
+        vault = Pair(place, tmp_path, "vault", "Vault", "--keep-checkpoints", "1")
+        try:
+            for life in (
+                1,
+                2,
+                3,
+            ):  # the first checkpoint is empty, the second written, the third read and written
+                vault.start(ARCHIVE_PAGES=str(pages))
+                wait_for_checkpoint(place, "vault", life)
+                coordinator, binding = vault.coordinator, vault.process
+                assert coordinator is not None
+                assert binding is not None
+                assert peak(coordinator.pid) < BOUND
+                assert peak(binding.pid) < pages * PAGE + BOUND
+                vault.kill("both")
+            vault.start(ARCHIVE_PAGES=str(pages))
+            until(
+                lambda: vault.ask(lambda outside: outside.call("whole", [])) == pages,
+                "all pages as they were",
+                600,
+            )
+        finally:
+            vault.stop()

@@ -103,6 +103,26 @@ def test_calls_are_sorted_by_destination() -> None:
     assert route(message.type, message.data)[b"a"].data == incoming(FORK)
 
 
+RPCS = st.one_of(
+    st.builds(Call, st.integers(-200, 200), st.sampled_from([RpcType.FORK, RpcType.IMPULSE]), st.binary(max_size=80)),
+    st.builds(Call, st.just(1), st.just(RpcType.FORK), st.sampled_from([b"", b"x" * 70, b"y" * 9000])),
+    st.builds(Call, st.just(3), st.just(RpcType.ASYNC), st.binary(max_size=9), st.just("me"), st.integers(1, 999)),
+    st.builds(Reply, st.just(ReplyKind.VALUE), st.just("me"), st.integers(1, 99), st.binary(max_size=9)),
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "a", "b", "b" * 70]), RPCS), min_size=1, max_size=30))
+def test_each_destination_gets_what_was_sent_to_it_in_order(sent: list[tuple[str, Call | Reply]]) -> None:
+    [message] = split_messages(batch([outgoing(to, rpc) for to, rpc in sent]))
+    routed = route(message.type, message.data)
+    assert set(routed) == {to.encode() for to, _ in sent}
+    for to, mine in routed.items():
+        theirs = [rpc for name, rpc in sent if name.encode() == to]
+        impulses = sum(isinstance(rpc, Call) and rpc.kind == RpcType.IMPULSE for rpc in theirs)
+        assert mine.data == b"".join(map(incoming, theirs))
+        assert (mine.count, mine.impulses) == (len(theirs), impulses)
+
+
 @given(st.binary(max_size=60), st.sampled_from([0, 5]))
 def test_nonsense_from_a_binding_is_refused_or_read(data: bytes, kind: int) -> None:
     with contextlib.suppress(CorruptWireError):

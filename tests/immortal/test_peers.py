@@ -6,17 +6,21 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 import pytest
 from tests.immortal.test_startups import Running, broker, instance, scenario
+from tests.journal.authority import Authority
 
 from penstock.immortal import about
 from penstock.immortal.coordinator import Options
 from penstock.immortal.journals import journal_name
 from penstock.immortal.logformat import LogDecoder, LogRecord
 from penstock.immortal.place import Place
-from penstock.immortal.streams import Hello, Welcome, line, read_line
+from penstock.immortal.streams import Hello, NoStreamError, Welcome, connected, line, read_line
 from penstock.immortal.wire import Call, MessageType, RpcType, encode_message, outgoing, split_messages
+from penstock.journal.tls import ServerTls
 
 __all__ = ["broker"]
 
@@ -91,6 +95,20 @@ def test_a_receiver_and_a_sender_that_were_made_anew(broker: str) -> None:
     scenario(broker, test, "made")
 
 
+def test_messages_of_32_mib_pass_from_one_to_another(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        sending, receiving = replace(options, name="wide-sender"), replace(options, name="wide-receiver")
+        async with instance(place, sending) as sender, instance(place, receiving) as receiver:
+            await sender.until(lambda: "record 0" in sender.lb.seen)
+            await receiver.until(lambda: "record 0" in receiver.lb.seen)
+            sender.lb.writer.write(outgoing("wide-receiver", Call(9, RpcType.FORK, bytes(32 << 20))))
+            say(sender, "wide-receiver", 1)
+            await receiver.until(lambda: receiver.app.state["sum"] == 1)
+            assert receiver.app.state["largest"] == 32 << 20
+
+    scenario(broker, test, "wide")
+
+
 def test_a_coordinator_ends_also_while_a_stream_of_it_is_being_closed(
     broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,3 +181,35 @@ def test_who_is_not_there_holds_nobody_up_before_the_limit_and_gets_everything_i
                 await receiver.until(lambda: receiver.app.state["sum"] == 2)
 
     scenario(broker, test, "down")
+
+
+def test_streams_with_a_certificate_are_encrypted_and_open_to_who_knows_it(
+    broker: str, tmp_path: Path
+) -> None:
+    shown = Authority(tmp_path, "anybody").pair("receiver")
+
+    async def test(place: Place, options: Options) -> None:
+        tls = ServerTls(shown.cert_file, shown.key_file)
+        sending = replace(options, name="tls-sender")
+        receiving = replace(options, name="tls-receiver", tls=tls, active=True)
+        async with instance(place, sending) as sender, instance(place, receiving) as receiver:
+            await sender.until(lambda: "record 0" in sender.lb.seen)
+            await receiver.until(lambda: "record 0" in receiver.lb.seen)
+            async with instance(place, replace(receiving, replica=1)) as second:
+                await second.seen("checkpoint", "record 0")
+                say(sender, "tls-receiver", 1, pad=300_000)
+                await receiver.until(lambda: receiver.app.state["sum"] == 1)
+                serving = (await about.read(place.client, "tls-receiver")).serving
+                assert serving is not None
+                with pytest.raises(NoStreamError, match="not the one that its journal names"):
+                    await connected(msgspec.structs.replace(serving, certificate="00"), 1 << 16)
+                with pytest.raises((NoStreamError, OSError)):
+                    await opened(
+                        place, "tls-receiver", line(Hello("tls-receiver", serving.password, "x", "y", 1))
+                    )
+                await receiver.end()  # a secondary watches it over TLS as well, and others find that one
+                await second.until(lambda: "control 15" in second.lb.seen)
+                say(sender, "tls-receiver", 2)
+                await second.until(lambda: second.app.state["sum"] == 3)
+
+    scenario(broker, test, "tls")

@@ -91,6 +91,29 @@ def test_first_start_work_checkpoint_and_recovery() -> None:
     asyncio.run(run())
 
 
+class Restless(Counter):
+    """Its hook never ends, as one that reads from somewhere."""
+
+    async def on_primary(self) -> None:
+        self.woke.send()
+        await asyncio.to_thread(self.woke.send)
+        await asyncio.Event().wait()
+
+
+def test_what_a_hook_sends_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.immortal.binding.shell.MARK_EVERY", 3600.0)
+
+    async def run() -> None:
+        it = Shell(Machine(Restless, "counter", now=time.time, marks=False))
+        async with pair(it) as (ic, _):
+            await ic.first_start()
+            for _ in range(2):
+                await asyncio.wait_for(ic.log_what_comes(), PATIENCE)
+            await until(lambda: counter(it).ready == 2)
+
+    asyncio.run(run())
+
+
 def call(number: int) -> bytes:
     method = Counter.add
     return wire.incoming(wire.Call(method.id, wire.RpcType.IMPULSE, method.signature.encode((number,), {})))

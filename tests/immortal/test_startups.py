@@ -189,6 +189,28 @@ def test_upgrade_and_the_versions_around_it(broker: str) -> None:
     scenario(broker, test, "upgrade")
 
 
+def test_a_re_run_ends_where_another_version_took_over(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, options) as old:
+            await old.seen("control 11", "record 0")
+            old.add(1)
+            await old.until(lambda: "record 1" in old.lb.seen)
+        async with instance(place, replace(options, upgrade=1)) as new:
+            await new.until(lambda: new.lb.is_primary)
+            new.add(2)
+            await new.until(lambda: "record 2" in new.lb.seen)
+            async with (
+                instance(place, options, Debug(1)) as before,
+                instance(place, options, Debug(2)) as behind,
+            ):
+                await behind.until(lambda: "record 2" in behind.lb.seen)
+                new.add(3)
+                await behind.until(lambda: "record 3" in behind.lb.seen)
+                await before.seen("checkpoint", "record 0", "record 1")
+
+    scenario(broker, test, "outlived")
+
+
 def test_repro_and_what_if_replay_and_follow(broker: str) -> None:
     async def test(place: Place, options: Options) -> None:
         async with instance(place, options) as live:
@@ -235,11 +257,34 @@ def test_a_checkpoint_on_request_rolls_the_log_and_old_ones_are_deleted(broker: 
             described = await about.describe(place.client, options.name)
             assert described.log_begin > 0
             assert described.checkpoints == there.entries
+            async with instance(place, options, Debug(1)) as deleted:
+                with pytest.raises(MissingCheckpointError, match="no checkpoint 1; there are: 3, 4"):
+                    await deleted.until(lambda: False)
         async with instance(place, options) as two:
             await two.seen("checkpoint", "control 11")
             assert two.app.state["sum"] == 3
 
     scenario(broker, test, "rolling")
+
+
+def test_a_checkpoint_that_is_asked_for_while_one_is_taken_is_the_next_one(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        request = encode_message(MessageType.TAKE_CHECKPOINT)
+        async with instance(place, options) as one:
+            await one.seen("control 11", "record 0")
+            blob = one.app.blob
+
+            def blob_that_asks_for_another() -> bytes:
+                one.app.blob = blob  # type: ignore[method-assign]
+                one.lb.writer.write(request)
+                return blob()
+
+            one.app.blob = blob_that_asks_for_another  # type: ignore[method-assign]
+            one.lb.writer.write(request)
+            await one.seen("control 11", "record 0", "control 2", "control 2")
+            await has_checkpoints(place, options, 3)
+
+    scenario(broker, test, "impatient")
 
 
 def test_a_primary_says_how_many_calls_it_takes(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,7 @@ class World:
         node = self.nodes[name]
         assert node.saved is not None
         saved = node.saved
+        node.machine.abandon()
         node.machine = self.machine(cls or node.cls, name, upgrade_to)
         node.machine.on_outcome = node.outcomes.__setitem__
         kept = [item for item in self.flight if item[0] != name]

@@ -63,6 +63,7 @@ PROOFS = {
     "base/disk.py Disk.replace_file sync_dir": DISK + "test_both_syncs_of_replace_file_matter",
     "connector/sink/files.py FileStorage.__init__ make_dirs": CONNECTOR_SINK,
     "connector/sink/files.py FileStorage._opened sync_dir": CONNECTOR_SINK,
+    "connector/sink/files.py FileStorage._cut sync": CONNECTOR_SINK,
     "connector/sink/files.py FileStorage.prepare sync": CONNECTOR_SINK,
     "connector/sink/files.py FileStorage.retire sync_dir": CONNECTOR_SINK,
     "connector/sink/parquet.py ParquetStorage.__init__ make_dirs": PARQUET_SINK,
@@ -102,6 +103,7 @@ PROOFS = {
         "journal/test_replication_durability.py::test_content_is_never_without_what_it_rests_on"
     ),
     "spark/foreach.py ConnectorBatches.__init__ make_dirs": FOREACH,
+    "spark/foreach.py ConnectorBatches.__init__ sync_dir": FOREACH,
     "spark/foreach.py ConnectorBatches._record replace_file": FOREACH,
     "journal/stores.py FileStore._sync_up sync_dir": STORE,
     "journal/stores.py FileStore.exists _sync_up": STORE,

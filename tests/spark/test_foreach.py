@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,16 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.adaptors.base import AbortedError
 from penstock.adaptors.connector.sink import ConnectorPublisher
 from penstock.base.disk import Disk
-from penstock.base.errors import InUseError, RefusedError
+from penstock.base.errors import CorruptError, InUseError, RefusedError
 from penstock.connector.sink import SinkServer, Terms, Transaction, Workers
 from penstock.connector.sink.files import FileStorage, committed_bytes, file_of
 from penstock.log.offsets import Lane
 from penstock.spark import foreach
-from penstock.spark.foreach import ConnectorBatches, Decision
+from penstock.spark.foreach import ConnectorBatches
 from penstock.testing.powerloss import Mark, RecordingDisk, every_sync_matters, marked
 
 pytestmark = pytest.mark.spark
+Record = Callable[[RecordingDisk, Path], None]
 
 
 class Moody(FileStorage):
@@ -75,6 +77,13 @@ def test_a_crash_on_either_side_of_the_decision(
             patch.setattr(Disk, "replace_file", _dies)
             with pytest.raises(OSError, match="the power is gone"):
                 first(rows(spark, 10, 20), 1)
+    record = tmp_path / "decisions" / "plain.decision"
+    decided = record.read_bytes()
+    record.write_bytes(decided[:-5])
+    for _ in range(2):  # it holds the directory no longer than it is there
+        with pytest.raises(CorruptError, match="not a record of decisions"):
+            batches(sink, tmp_path)
+    record.write_bytes(decided)
     with closing(batches(sink, tmp_path)) as second:  # not decided: sent again
         second(rows(spark, 10, 20), 1)
         assert got(tmp_path) == list(range(20))
@@ -136,11 +145,20 @@ def test_a_vote_to_abort_sends_the_batch_again_and_many_fail_it(
 
 
 def test_the_decision_is_durable_before_the_sink_is_told() -> None:
+    """Also one that a killed query has left: the next one finds it and tells it, whether the disk has it or not."""
+
     def deciding(disk: RecordingDisk, root: Path) -> None:
         with closing(_deaf(disk, root)) as made:
             for number in range(3):
                 made._publisher.told = lambda lanes: disk.mark(lanes["w"].end)  # type: ignore[attr-defined]
                 made._decide(None, number)  # type: ignore[arg-type]
+
+    def found_by_the_next(disk: RecordingDisk, root: Path, steps: int) -> None:
+        with disk.killed_after(steps):
+            deciding(disk, root)
+        with closing(_deaf(disk, root)) as made:
+            for lane in made.decision.lanes.values():
+                disk.mark(lane.end)
 
     def verify(root: Path, marks: Sequence[Mark]) -> None:
         told = marked(marks, int)
@@ -148,7 +166,12 @@ def test_the_decision_is_durable_before_the_sink_is_told() -> None:
             assert foreach._loaded(root / "a" / "decisions" / "w.decision").lanes["w"].end >= told[-1]
 
     untracked = ("a/decisions/.lock", "a/decisions/.sealed-*")
-    assert len(every_sync_matters(deciding, verify, seed=1, untracked=untracked)) >= 3
+    recordings: list[Record] = [
+        deciding,
+        *(partial(found_by_the_next, steps=steps) for steps in range(6, 22)),
+    ]
+    failures = every_sync_matters(recordings, verify, seed=1, untracked=untracked)
+    assert "foreach.py:ConnectorBatches.__init__" in {site.label for site in failures}
 
 
 def _deaf(disk: RecordingDisk, root: Path) -> ConnectorBatches:
@@ -161,5 +184,4 @@ def _deaf(disk: RecordingDisk, root: Path) -> ConnectorBatches:
 
     made._publisher = Publisher()  # type: ignore[assignment]
     made._voted = lambda frame, number: ((), {"w": Lane(number + 1, f"t{number}")})  # type: ignore[method-assign,assignment]
-    assert made.decision == Decision()
     return made

@@ -12,11 +12,13 @@ import click
 from penstock.base.errors import UsageError
 from penstock.cli.common import emit, json_option, show, wants_json
 from penstock.cli.connection import Connection, broker_beside_directory
+from penstock.cli.connector_options import FILE
 from penstock.cli.immortal_apps import call, debug, run, upgrade
 
 if TYPE_CHECKING:
     from penstock.immortal.about import Description, Registration
     from penstock.journal.client import AsyncClient
+    from penstock.journal.tls import ServerTls
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., object])
@@ -101,6 +103,8 @@ _PORT = click.IntRange(0, 65535)
 @click.option(
     "--failover", type=float, default=1.5, show_default=True, help="Seconds of silence until a take-over."
 )
+@click.option("--tls-cert", type=FILE, help="TLS of streams to this instance: the certificate.")
+@click.option("--tls-key", type=FILE, help="TLS of streams to this instance: its key.")
 @click.option("--legacy-binding", is_flag=True, help="For the C client: it listens on the send port itself.")
 @_journal_options
 @broker_beside_directory
@@ -120,6 +124,8 @@ def serve(
     upgrade_version: int | None,
     keep_checkpoints: int,
     failover: float,
+    tls_cert: Path | None,
+    tls_key: Path | None,
     legacy_binding: bool,
     replication: int,
     store: str,
@@ -165,10 +171,24 @@ def serve(
             legacy=legacy_binding,
             replication=replication,
             store=store,
+            tls=tls,
         )
 
+    tls = _tls(tls_cert, tls_key)
     place = _place(connection, log)
     running.end(running.run(decided, place, tls=connection.tls(), tokens=connection.tokens()))
+
+
+def _tls(certificate: Path | None, key: Path | None) -> ServerTls | None:
+    from penstock.journal.tls import ServerTls
+
+    if certificate is None or key is None:
+        if certificate is not key:
+            raise UsageError("TLS needs a certificate and its key", hint="give both --tls-cert and --tls-key")
+        return None
+    tls = ServerTls(certificate, key)
+    tls.ssl_context()  # files that do not fit are told before anything is made
+    return tls
 
 
 async def _registered(client: AsyncClient, name: str, replica: int) -> Registration:

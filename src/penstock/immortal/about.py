@@ -52,6 +52,8 @@ class Serving(msgspec.Struct, frozen=True, tag="serving"):
     password: str
     pid: int = 0
     at: float = 0.0
+    certificate: str = ""
+    """The fingerprint of what it shows to those who connect (SHA-256, in hex); empty where there is no TLS."""
 
 
 class Pace(msgspec.Struct, frozen=True, tag="pace"):

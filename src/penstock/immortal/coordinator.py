@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.base.faults import step
 from penstock.immortal import checkpoints, journals
@@ -40,6 +41,9 @@ from penstock.immortal.wire.messages import CALLS, CheckpointStart, Message, Mes
 from penstock.immortal.wire.pings import is_ping
 from penstock.immortal.wire.zigzag import CorruptWireError
 from penstock.journal.client import BrokerGoneError, FencedError, JournalError, TimedOutError
+
+if TYPE_CHECKING:
+    from penstock.journal.tls import ServerTls
 
 _log = logging.getLogger(__name__)
 QUEUE_BYTES = 32 << 20
@@ -83,6 +87,8 @@ class Options:
     replication: int = 1
     """Of the instance's journals, if they are made now."""
     store: str = journals.STORE
+    tls: ServerTls | None = None
+    """What streams to this instance are opened with."""
     folder: Path | None = None
     """The directory of logs in which bindings look for the instance's files (`folder`)."""
 
@@ -259,6 +265,7 @@ class Coordinator:
         asked, self._asked = self._asked, None
         assert asked is not None
         asked.done.set_result(entry)
+        self.input.set()  # another one may be due
 
     async def _trim(self, there: Catalogue) -> None:
         """Really delete what nobody can recover from any more."""

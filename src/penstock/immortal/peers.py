@@ -26,6 +26,7 @@ from penstock.immortal.streams import (
     Hello,
     NoStreamError,
     Welcome,
+    connected,
     line,
     matches,
     read_line,
@@ -81,7 +82,10 @@ class Peers:
     async def listen(self) -> None:
         """Take connections; they are refused until this is the primary."""
         options = self._coordinator.options
-        self._server = await asyncio.start_server(self._accept, options.host, options.port, limit=READ)
+        tls = None if options.tls is None else options.tls.ssl_context()
+        self._server = await asyncio.start_server(
+            self._accept, options.host, options.port, limit=READ, ssl=tls
+        )
         self.port = self._server.sockets[0].getsockname()[1]
 
     def close(self) -> None:
@@ -251,7 +255,7 @@ class Peers:
             raise NoStreamError("it has not been started yet")
         where = known.serving
         async with asyncio.timeout(OPENING):
-            reader, writer = await asyncio.open_connection(where.host, where.port, limit=1 << 20)
+            reader, writer = await connected(where, limit=1 << 20)
         try:
             sock = writer.get_extra_info("socket")
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

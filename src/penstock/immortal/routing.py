@@ -12,6 +12,8 @@ from penstock.immortal.wire.zigzag import CorruptWireError, decode_int, encode_i
 
 _HEADS = tuple(encode_int(size) + b"\0" for size in range(8192))
 _IMPULSE = int(RpcType.IMPULSE)
+_NONE = b"\xff" * 16
+"""What no call begins with."""
 
 
 class Routed:
@@ -56,45 +58,54 @@ def _as(kind: int, message: bytes) -> bytes:
 
 
 def _many(routed: dict[bytes, Routed], data: bytes, count: int, at: int) -> None:
+    """Most calls of a batch begin as the one before did: to the same destination, of the same method and type."""
+    head = _NONE
+    mine, is_impulse, skipped, whole = Routed(), False, 0, len(data)
     for _ in range(count):
-        size = data[at]
-        if size < 0x80 and not size & 1:
-            size >>= 1
-            start = at + 1
-        else:
-            size, start = decode_int(data, at)
-        at = start + size
-        if size < 1 or at > len(data) or data[start]:
+        size, start = data[at], at + 1
+        if size >= 0x80:
+            size, start = (size & 0x7F) | data[start] << 7, at + 2
+            if size >= 0x4000:
+                size, start = decode_int(data, at)
+                size <<= 1
+        at = start + (size >> 1)
+        if size < 2 or size & 1 or at > whole or data[start]:
             raise CorruptWireError(f"a batch of {count} that breaks off or holds no RPC", position=start)
-        _one(routed, data, start + 1, at)
-    if at != len(data):
+        begin = start + 1
+        if not data.startswith(head, begin) or begin + len(head) > at:
+            head, mine, is_impulse, skipped = _one(routed, data, begin, at)
+            continue
+        begin += skipped
+        size = at - begin + 1
+        mine.pieces.append((_HEADS[size] if size < 8192 else encode_int(size) + b"\0") + data[begin:at])
+        mine.count += 1
+        mine.impulses += is_impulse
+    if at != whole:
         raise CorruptWireError(f"a batch of {count} with bytes behind the last RPC", position=at)
 
 
-def _one(routed: dict[bytes, Routed], data: bytes, at: int, end: int) -> None:
-    length = data[at]
-    if length < 0x80 and not length & 1:
-        at += 1
-        begin = at + (length >> 1)
-    else:
-        length, at = decode_int(data, at)
-        begin = at + length
-        if length < 0:
-            raise CorruptWireError(f"a destination of {length} bytes", position=at)
-    name = data[at:begin]
-    mine = routed.get(name)
-    if mine is None:
-        mine = routed[name] = Routed()
+def _one(routed: dict[bytes, Routed], data: bytes, at: int, end: int) -> tuple[bytes, Routed, bool, int]:
+    """Take one RPC. What calls like it begin with; whose it is, whether it is an Impulse, what is left out of it."""
+    length, name_at = decode_int(data, at)
+    begin = name_at + length
+    if length < 0:
+        raise CorruptWireError(f"a destination of {length} bytes", position=name_at)
+    name = data[name_at:begin]
+    mine = routed.setdefault(name, Routed())
+    head, is_impulse = _NONE, False
     if not data[begin]:  # a call; answers have another byte there, and are always replayable
-        at = begin + 1
-        while data[at] >= 0x80:
-            at += 1
-        if data[at + 1] == _IMPULSE:
-            mine.impulses += 1
-        if at + 1 >= end:
-            raise CorruptWireError("an RPC without a type", position=at)
+        kind_at = begin + 1
+        while data[kind_at] >= 0x80:
+            kind_at += 1
+        kind_at += 1
+        is_impulse = data[kind_at] == _IMPULSE
+        if kind_at >= end:
+            raise CorruptWireError("an RPC without a type", position=kind_at)
+        head = data[at : kind_at + 1]
     elif begin >= end:
         raise CorruptWireError("an RPC without content", position=begin)
     size = end - begin + 1
     mine.pieces.append((_HEADS[size] if size < 8192 else encode_int(size) + b"\0") + data[begin:end])
     mine.count += 1
+    mine.impulses += is_impulse
+    return head, mine, is_impulse, begin - at

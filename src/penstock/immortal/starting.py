@@ -40,6 +40,7 @@ from penstock.immortal.peers import Peers
 from penstock.immortal.place import Place
 from penstock.immortal.sockets import Binding
 from penstock.immortal.state import State
+from penstock.immortal.streams import fingerprint
 from penstock.immortal.wire.messages import MessageType
 
 _log = logging.getLogger(__name__)
@@ -267,8 +268,9 @@ class Life:
         async with self._client.read(self._log, entry.log_offset, block=True, raise_jumps=True) as reader:
             async for offset, chunk in reader:
                 for item in decoder.feed(chunk):
-                    if await self._replayed(item):
+                    if await self._replayed(item, entry.version):
                         self._is_replayed = True
+                        self._caught_up.set()
                         return
                 self._read_to = offset + len(chunk)
                 if self._read_to >= head:
@@ -290,8 +292,8 @@ class Life:
         what = "a record that goes on beyond the end of the log"
         return CorruptLogError(what, where=self._log, position=position)
 
-    async def _replayed(self, item: LogRecord | Marked) -> bool:
-        """Whether this was our own claim, behind which is nothing of anybody else."""
+    async def _replayed(self, item: LogRecord | Marked, version: int) -> bool:
+        """Whether this was our own claim, behind which is nothing of anybody else; or the end of what is re-run."""
         coordinator = self._coordinator
         if isinstance(item, LogRecord):
             coordinator.state.replay(item)
@@ -304,9 +306,9 @@ class Life:
             return mark.owner == coordinator.owner
         if isinstance(mark, Met):
             coordinator.state.met(mark)
-        elif (
-            isinstance(mark, Upgraded) and mark.version != self._options.version and not coordinator.is_muted
-        ):
+        elif isinstance(mark, Upgraded) and coordinator.is_muted:
+            return mark.version != version  # other code has handled what follows
+        elif isinstance(mark, Upgraded) and mark.version != self._options.version:
             raise FatalError(1, f"version mismatch: the instance was upgraded to version {mark.version}")
         elif isinstance(mark, Rolled) and mark.checkpointer == coordinator.owner:
             await coordinator.take_checkpoint(Asked(MessageType.TAKE_CHECKPOINT, self._options.version))
@@ -361,6 +363,7 @@ class Life:
             self._password,
             os.getpid(),
             time.time(),
+            fingerprint(options.tls),
         )
         await steadily(self._coordinator.place.reach, lambda: about.say(self._client, options.name, said))
 

@@ -6,17 +6,26 @@
     receiver    Commit, whenever more of them is durable
 
 A replica that watches the primary opens the same way and gets a line a heartbeat (`watching`).
+
+With a certificate the receiver takes TLS connections alone. Nobody need sign it: who connects knows its fingerprint
+from where it knows the password from, the receiver's own journal.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
-from typing import TypeVar
+import ssl
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from penstock.base.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.immortal.about import Serving
+    from penstock.journal.tls import ServerTls
 
 LINE = 8 << 10
 """The longest first line that is taken."""
@@ -51,6 +60,30 @@ class NoStreamError(PenstockError):
 
 def matches(given: str, password: str) -> bool:
     return hmac.compare_digest(given.encode(), password.encode())
+
+
+def fingerprint(tls: ServerTls | None) -> str:
+    """What others know a certificate by; empty without one."""
+    if tls is None:
+        return ""
+    text = tls.cert_file.read_text()
+    leaf = text[text.index(ssl.PEM_HEADER) : text.index(ssl.PEM_FOOTER) + len(ssl.PEM_FOOTER)]
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(leaf)).hexdigest()
+
+
+async def connected(to: Serving, limit: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to whoever serves there, and to nobody else if it has a certificate."""
+    if not to.certificate:
+        return await asyncio.open_connection(to.host, to.port, limit=limit)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # it is compared with what the journal says
+    reader, writer = await asyncio.open_connection(to.host, to.port, limit=limit, ssl=context)
+    shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True) or b""
+    if not matches(hashlib.sha256(shown).hexdigest(), to.certificate):
+        writer.transport.abort()
+        raise NoStreamError(f"the certificate at {to.host}:{to.port} is not the one that its journal names")
+    return reader, writer
 
 
 def line(value: Hello | Welcome) -> bytes:

@@ -10,7 +10,7 @@ import asyncio
 
 from penstock.immortal import about, journals
 from penstock.immortal.place import Place
-from penstock.immortal.streams import LINE, Hello, NoStreamError, Welcome, line, read_line
+from penstock.immortal.streams import LINE, Hello, NoStreamError, Welcome, connected, line, read_line
 from penstock.journal.client import BrokerGoneError, TimedOutError
 
 _POLL = 0.2
@@ -60,7 +60,7 @@ async def _watched(serving: about.Serving, instance: str, me: str, failover: flo
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(failover):
-            reader, writer = await asyncio.open_connection(serving.host, serving.port, limit=LINE)
+            reader, writer = await connected(serving, limit=LINE)
             writer.write(line(Hello(instance, serving.password, watcher=me)))
             welcome = await read_line(reader, Welcome)
         if welcome.error:

@@ -96,7 +96,14 @@ class ConnectorBatches:
         settings = {"sink": sink, "cookie": cookie, "connections": connections, "timeout": timeout}
         adaptor = load("the sink", Connector, settings)
         self._key, self._offset = key, offset
+        self._sink: Sink = adaptor.sink()
+        self._sink.use(KnownSchemas({}), name)
+        publisher = self._sink.publisher()
+        assert isinstance(publisher, Voting)
+        self._publisher = publisher
+        self._settled = False
         self._directory = Path(decisions)
+        self._path = self._directory / f"{name}.decision"
         self._disk = disk or Disk()
         self._disk.make_dirs(self._directory)
         self._lock = lock_directory(
@@ -104,16 +111,15 @@ class ConnectorBatches:
             f"another query decides in {self._directory}",
             "stop it first, or give this one another directory",
         )
-        self._path = self._directory / f"{name}.decision"
-        self.decision = _loaded(self._path)
-        """What was committed last."""
-        self._sink: Sink = adaptor.sink()
-        self._sink.use(KnownSchemas({}), name)
-        publisher = self._sink.publisher()
-        assert isinstance(publisher, Voting)
-        self._publisher = publisher
-        self._settled = False
-        place = private_file(self._directory / f".sealed-{uuid.uuid4().hex}", seal(self._sink))
+        try:
+            # What a killed query has left is told to the sink: no power loss may undo it then.
+            self._disk.sync_dir(self._directory)
+            self.decision = _loaded(self._path)
+            """What was committed last."""
+            place = private_file(self._directory / f".sealed-{uuid.uuid4().hex}", seal(self._sink))
+        except BaseException:
+            os.close(self._lock)
+            raise
         self._sealed = Sealed(name, place, self._sink.schemas, name)
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:

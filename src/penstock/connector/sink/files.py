@@ -91,8 +91,9 @@ class FileStorage(Storage):
 
     @staticmethod
     def _cut(file: DiskFile, size: int) -> None:
-        """Not synced: a tail that comes back after a power loss lies behind the mark, and `recover` cuts it again."""
+        """What is gone stays gone: it does not come back with a power loss."""
         file.truncate(size)
+        file.sync()
 
 
 def file_of(out: Path, worker: str) -> Path:

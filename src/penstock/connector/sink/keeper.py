@@ -5,12 +5,18 @@
     abort      1 gone from the storage    2 the decision in the log, durable   3 no reply
 
 A crash between 1 and 2 leaves the transaction unresolved: it is listed again, decided again, and carried out again.
+
+A storage that `always_commits` cannot undo, so there is no vote to abort for bytes that are missing, or for a range
+that is not what came: the worker is refused then, and comes again with what is missing. Only what the storage itself
+refuses is voted down.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+
+import msgspec
 
 from penstock.base import faults
 from penstock.base.errors import RefusedError
@@ -51,6 +57,8 @@ class Keeper:
     def _recovered(self) -> int:
         """Make the storage what the log says, and the log what the storage still has."""
         ledger = self.ledger
+        if self._always and ledger.forced is not None:  # from a time when there were votes to abort
+            self._log.append(msgspec.structs.replace(ledger.kept(), forced=None))
         prepared = ledger.prepared
         held = self._storage.recover(ledger.committed, None if prepared is None else _transaction(prepared))
         if prepared is not None and held < prepared.end:
@@ -65,10 +73,6 @@ class Keeper:
 
     def data(self, number: int, body: memoryview) -> None:
         """Take bytes, or notice that some are missing."""
-        if self._always and not self.ledger.unresolved:
-            self._storage.write(number, body)
-            self.offset = number + len(body)
-            return
         what = self.ledger.data(self.offset, number, len(body))
         if what is Bytes.APPEND:
             with faults.step("sink data"):
@@ -78,6 +82,8 @@ class Keeper:
             raise RuleError(f"message id {number} was seen before, with other bytes; {self.offset} is next")
         elif what is Bytes.GAP and self.ledger.forced is None:
             reason = f"the bytes from {self.offset} to {number} are missing"
+            if self._always:
+                raise RuleError(reason)
             log.warning("worker %s: %s", self.worker, reason)
             self._log.append(Forced(reason, self._clock()))
 
@@ -88,8 +94,8 @@ class Keeper:
             voted = self.ledger.vote(asked, self.offset, self._clock())
             if known:
                 return voted.commit
-            if self._always:
-                voted = Voted(voted.transaction, voted.start, self.offset, True, "", voted.time)
+            if self._always and not voted.commit:
+                raise RuleError(voted.reason)
             if voted.commit:
                 voted = self._prepared(voted)
             self._log.append(voted)

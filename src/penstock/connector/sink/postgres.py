@@ -5,8 +5,9 @@
     penstock_staged             rows that are prepared, where the server has no prepared transactions
 
 Where the server lets transactions be prepared (`max_prepared_transactions` above 0), rows are copied while they come,
-PHASE1 is `PREPARE TRANSACTION` and PHASE2 is `COMMIT PREPARED`, and each row is written once. Otherwise rows are staged
-in a table at PHASE1, and moved by PHASE2.
+PHASE1 is `PREPARE TRANSACTION` and PHASE2 is `COMMIT PREPARED`, and each row is written once. Otherwise, and when all
+its places for them are taken, rows are staged in a table at PHASE1, and moved by PHASE2: sinks that commit together
+would wait for each other's places for ever.
 Nothing prepared is left behind: what no vote stands for is rolled back when its worker connects.
 """
 
@@ -91,8 +92,9 @@ class PostgresStorage(RowStorage):
             return
         with _told():
             if self._prepares:
-                self._prepare(transaction, rows)
-                return
+                if self._prepare(transaction, rows):
+                    return
+                rows = self.once_more()
             with self._whole():
                 columns = "penstock_staged (target, worker, transaction, at, data)"
                 with self._copying(columns, (self._named, self._worker, transaction.id)) as aside:
@@ -166,7 +168,10 @@ class PostgresStorage(RowStorage):
             self._named, self._worker, transaction.end,
         )  # fmt: skip
 
-    def _prepare(self, transaction: Transaction, rows: Iterator[Row]) -> None:
+    def _prepare(self, transaction: Transaction, rows: Iterator[Row]) -> bool:
+        """False if the server has no place for one more prepared transaction."""
+        import psycopg
+
         try:
             inflow = self._flowing()
             inflow.take(rows)
@@ -174,9 +179,12 @@ class PostgresStorage(RowStorage):
             self._move_position(transaction)
             self._connection.execute(f"PREPARE TRANSACTION '{self._gid(transaction.id)}'".encode())
             self._inflow = None
-        except BaseException:
+        except BaseException as error:
             self._abandon()
+            if isinstance(error, psycopg.errors.OutOfMemory):
+                return False
             raise
+        return True
 
     def _flowing(self) -> _Inflow:
         """The COPY of the transaction that is under way."""

@@ -96,6 +96,11 @@ class RowStorage(Storage):
     def close(self) -> None:
         self._spool.close()
 
+    def once_more(self) -> Iterator[Row]:
+        """All lines since the last decision, also those that were handed on before."""
+        self._fed = self._start
+        return self._rows()
+
     def _rows(self) -> Iterator[Row]:
         """The lines that were not handed on before."""
         self._spool.seek(self._fed - self._start)

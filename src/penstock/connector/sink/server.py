@@ -41,6 +41,8 @@ class Limits:
     frame: int = MAX_FRAME
     patience: float = 10.0
     """From the connection to HELLO, and for each answer to be taken."""
+    silence: int = 45
+    """Until a worker whose machine has vanished without a word is noticed, and its name is free again; 3 or more."""
 
 
 _NO_LIMITS: Final = Limits()
@@ -124,7 +126,7 @@ class SinkServer:
     def _serve(self, connection: socket.socket) -> None:
         session = SinkSession(self._terms, self._workers.attach, self._workers.left)
         try:
-            _prepare(connection, self._limits.patience)
+            _prepare(connection, self._limits)
             self._converse(connection, session)
         except (OSError, PenstockError) as error:
             log.warning("sink: a connection ended: %s", mask(str(error)))
@@ -187,12 +189,19 @@ def _listening(listen: tuple[str, int]) -> socket.socket:
         raise UsageError(f"cannot listen on {listen[0]}:{listen[1]}: {error.strerror or error}") from None
 
 
-def _prepare(connection: socket.socket, timeout: float) -> None:
-    """Answers go out at once; a worker that has vanished without a word is noticed within a minute."""
-    connection.settimeout(timeout)
+def _prepare(connection: socket.socket, limits: Limits) -> None:
+    """Answers go out at once; a worker that has vanished is noticed, be it idle or with an answer on its way."""
+    connection.settimeout(limits.patience)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 6)):
+    idle = limits.silence // 3
+    pause = max(idle // 3, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", idle),
+        ("TCP_KEEPINTVL", pause),
+        ("TCP_KEEPCNT", (limits.silence - idle) // pause),
+        ("TCP_USER_TIMEOUT", limits.silence * 1000),  # nobody is probed while an answer is on its way
+    ):
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

@@ -58,7 +58,7 @@ class Storage(ABC):
     def retire(self, mark: str) -> None:
         """The worker has left for good: set its state aside under `mark`, so that one of its name begins at 0.
 
-        What was committed stays for its consumers.
+        What was committed stays for its consumers. Durable on return. May be called again after a crash.
         """
 
     def holds(self, offset: int, data: memoryview) -> bool:

@@ -2,7 +2,7 @@
 
 Its records (`penstock.base.checked`) hold one entry of the ledger each, as JSON. A torn last one is cut off when the
 log is opened, and was never told to anybody. A damaged record with another one behind it is an error. A log that has
-grown is written anew as one record, beside the old one, and takes its place.
+grown, in a connection however long, is written anew as one record, beside the old one, and takes its place.
 """
 
 from __future__ import annotations
@@ -41,15 +41,13 @@ class TransactionLog:
             disk.sync_dir(path.parent)
             self._end = _loaded(self._file, self.ledger, path)
             self._file.truncate(self._end)
-            if self._end > _REWRITE_ABOVE:
-                self._rewrite()
         except BaseException:
             self._file.close()
             raise
 
     def append(self, entry: Entry) -> None:
         """Durable on return. After one that failed the log is written anew: nobody knows what its end holds."""
-        if self._doubtful:
+        if self._doubtful or self._end > _REWRITE_ABOVE:
             self._rewrite()
         record = _encoded(entry)
         self._doubtful = True

@@ -286,6 +286,7 @@ def _read(cls: type[Immortal]) -> Spec:
             )
         methods[method.id] = method
         _ = method.signature
+    _check_hooks(cls)
     hints = get_type_hints(cls, include_extras=True)
     customs = {name: f.default for name, f in fields.items() if isinstance(f.default, Custom)}
     shape: list[Any] = []
@@ -301,6 +302,18 @@ def _read(cls: type[Immortal]) -> Spec:
         shape.append((name, hints[name], msgspec.field(default_factory=factory)))
     state = msgspec.defstruct(f"{cls.__name__}State", shape, kw_only=True)
     return Spec(cls, fields, customs, methods, names, state)
+
+
+def _check_hooks(cls: type[Immortal]) -> None:
+    """A hook that is awaited where nobody awaits it would do nothing, and nobody would hear of it."""
+    for name in ("on_first_start", "on_upgrade", "save", "load"):
+        if inspect.iscoroutinefunction(getattr(cls, name)):
+            raise UsageError(
+                f"{cls.__name__}.{name} is `async def`: it runs to its end at once",
+                hint=f"write `def {name}`; what it cannot do alone it sends to itself: `self.begin.send()`",
+            )
+    if not inspect.iscoroutinefunction(cls.on_primary):
+        raise UsageError(f"{cls.__name__}.on_primary is no `async def`", hint="write `async def on_primary`")
 
 
 def _refuse_sets(where: str, hint: Any) -> None:

@@ -6,6 +6,8 @@ seen one handles nothing further, even if the handler that caused it catches the
 
 from __future__ import annotations
 
+import threading
+
 from penstock.base.errors import PenstockError
 
 
@@ -13,8 +15,20 @@ class ImmortalError(PenstockError):
     """Base of the errors of immortals."""
 
 
+class _Seen(threading.local):
+    """The last one of this thread: a handler may catch it, and the machine is to know all the same."""
+
+    error: DeterminismError | None = None
+
+
 class DeterminismError(ImmortalError):
     """Something happened that replay would not repeat, or replay did not repeat what had happened."""
+
+    seen = _Seen()
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.seen.error = self
 
 
 class ProtocolError(ImmortalError):

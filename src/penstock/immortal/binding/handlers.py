@@ -7,6 +7,7 @@ the log alone, so that replay repeats it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
@@ -54,6 +55,17 @@ class Activation:
         self.scope = Recording(instance.__dict__["_values"], journal)
         function = cast("Callable[..., Coroutine[Any, Any, object]]", self.method.function)
         self.coroutine = function(instance, *self.method.signature.decode(self.arguments))
+
+    def abandon(self, instance: Immortal) -> None:
+        """Drop the coroutine. It would run its `finally` then, as if the handler had ended: but nothing comes of it."""
+        inside = instance.__dict__
+        self.journal.end()
+        inside["_scope"] = self.scope
+        try:
+            with contextlib.suppress(Exception):
+                self.coroutine.close()
+        finally:
+            inside["_scope"] = inside["_outside"]
 
     def saved(self) -> OpenHandler:
         waiting = 0 if self.request is None else self.request.number
@@ -255,6 +267,12 @@ class Handlers(Caller):
             self.settle(origin, method, (type(error).__name__, str(error)), type(error).__name__)
         finally:
             set_current(NOBODY)
+
+    def abandon(self) -> None:
+        """Nothing is handled here any more: what is open goes on elsewhere, from a checkpoint and the log."""
+        for activation in self.open.values():
+            activation.abandon(self.instance)
+        self.open.clear()
 
     def rebuild(self, saved: OpenHandler, method: Method[Any, Any]) -> None:
         """Re-create an open handler from its record: it waits again where it waited, and nothing was sent."""

@@ -6,15 +6,17 @@ outcome. To re-create the handler, it is called again with the same arguments; e
 the record, and nothing is changed or sent, until the handler waits for the very call that it was waiting for.
 
 A step that has another key than the recorded one, a wait that comes too early or a step too many mean that the code is
-not the one that made the record, or does something that no record can hold (a clock, say): a `DeterminismError`.
+not the one that made the record, or does something that no record can hold (a clock, say): a `DeterminismError`. What
+a step does in turn (a view that it is given, a key function) is part of it, and not recorded for itself.
 """
 
 from __future__ import annotations
 
-import builtins
+import copy
 from collections.abc import Callable, Mapping
 
 from penstock.immortal.binding.errors import DeterminismError
+from penstock.immortal.binding.thrown import Outcome, as_builtin, raise_again, thrown
 from penstock.immortal.binding.values import class_name, find_class, from_wire, is_plain, to_wire
 from penstock.immortal.binding.views import (
     LOOKUP_ERRORS,
@@ -27,9 +29,6 @@ from penstock.immortal.binding.views import (
 )
 
 Key = tuple[object, ...]
-Outcome = tuple[object, ...]
-"""("=", plain value) | ("w", a value's wire form) | ("~", class of a view) | ("!", exception, its arguments)."""
-
 _ERRORS = (*LOOKUP_ERRORS, ValueError, TypeError)
 
 
@@ -41,18 +40,27 @@ def kept(value: object) -> Outcome:
 class Journal:
     """The steps of one handler so far."""
 
-    __slots__ = ("_cursor", "entries", "owner", "rebuilding")
+    __slots__ = ("_cursor", "_is_inside", "_is_over", "entries", "owner", "rebuilding")
 
     def __init__(self, owner: str, entries: list[tuple[Key, Outcome]] | None = None) -> None:
         self.owner = owner
         self.entries = entries if entries is not None else []
         self._cursor = 0
+        self._is_inside = self._is_over = False
         self.rebuilding = entries is not None
 
     def step(self, key: Key, live: Callable[[], Outcome]) -> Outcome:
         """The outcome of a step: the recorded one while the handler is re-created, else that of `live`."""
+        if self._is_over:
+            raise GeneratorExit
+        if self._is_inside:
+            return live()
         if not self.rebuilding:
-            outcome = live()
+            self._is_inside = True
+            try:
+                outcome = live()
+            finally:
+                self._is_inside = False
             self.entries.append((key, outcome))
             return outcome
         if self._cursor == len(self.entries):
@@ -67,6 +75,10 @@ class Journal:
     def at_end(self) -> bool:
         """Whether a handler that is re-created has used up its record."""
         return self._cursor == len(self.entries)
+
+    def end(self) -> None:
+        """The handler goes on elsewhere, or never: whatever its coroutine asks for now ends it."""
+        self._is_over = True
 
     def finish(self) -> None:
         """The handler waits where it waited: from here on it lives."""
@@ -97,9 +109,9 @@ def _tuple(wire: object) -> tuple[object, ...]:
 
 def _words(key: Key) -> str:
     name = str(key[0])
-    if name in ("look", "do"):
+    if name in ("look", "copy", "do"):
         place = told(key[1])  # type: ignore[arg-type]
-        return f"read {place}" if name == "look" else f"{key[2]!s} on {place}"
+        return f"{key[2]!s} on {place}" if name == "do" else f"{'read' if name == 'look' else name} {place}"
     return " ".join(str(part) for part in key)
 
 
@@ -128,7 +140,7 @@ class Recording:
         try:
             found = resolve(self._values, place)
         except LOOKUP_ERRORS as error:
-            return _raised(error)
+            return as_builtin(error)
         if is_plain(found):
             return ("=", found)
         kind = kind_of(found)
@@ -147,20 +159,32 @@ class Recording:
         try:
             return kept(apply(resolve(self._values, place), name, arguments))
         except _ERRORS as error:
-            return _raised(error)
+            return as_builtin(error)
+
+    def copied(self, place: Place) -> object:
+        """A copy is a step as any reading is: when the handler is re-created, something else may stand there."""
+        return self.effect(("copy", place), lambda: copy.deepcopy(self.raw(place)))
 
     def effect(self, key: Key, live: Callable[[], object]) -> object:
-        """Anything else that happens once: a call, a timer, a step."""
-        return _opened(self.journal.step(key, lambda: kept(live())))
+        """Anything else that happens once: a call, a timer, a step. So does what it raises."""
+        raised: list[Exception] = []
+
+        def once() -> Outcome:
+            try:
+                return kept(live())
+            except DeterminismError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the handler may catch whatever it is
+                raised.append(error)
+                return thrown(error)
+
+        outcome = self.journal.step(key, once)
+        if raised:
+            raise raised[0]
+        return _opened(outcome)
 
     def raw(self, place: Place) -> object:
         return resolve(self._values, place)
-
-
-def _raised(error: Exception) -> Outcome:
-    arguments = tuple(argument if is_plain(argument) else str(argument) for argument in error.args)
-    name = type(error).__name__
-    return ("!", name if hasattr(builtins, name) else "ValueError", arguments)
 
 
 def _opened(outcome: Outcome) -> object:
@@ -168,4 +192,4 @@ def _opened(outcome: Outcome) -> object:
         return outcome[1]
     if outcome[0] == "w":
         return from_wire(outcome[1])
-    raise getattr(builtins, str(outcome[1]))(*outcome[2])  # type: ignore[misc]
+    return raise_again(outcome)

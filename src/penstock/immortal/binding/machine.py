@@ -20,11 +20,12 @@ import msgspec
 
 from penstock.base.errors import UsageError
 from penstock.immortal import wire
-from penstock.immortal.binding import snapshot
+from penstock.immortal.binding import fields, snapshot
 from penstock.immortal.binding.app import Immortal, Spec, make, spec_of
 from penstock.immortal.binding.errors import DeterminismError, ProtocolError, UpgradeRefusedError
 from penstock.immortal.binding.handlers import Handlers
 from penstock.immortal.binding.journal import Recording
+from penstock.immortal.binding.leaks import Leaks
 from penstock.immortal.binding.methods import Call, Method, current
 from penstock.immortal.binding.scopes import DIRECT, Direct, Saving
 from penstock.immortal.binding.services import Services
@@ -90,8 +91,8 @@ class Machine(Handlers):
         self._now = now
         self.compares = compares
         self._marks = marks
-        self._watch_state = watch_state
-        self._state_then: bytes | None = None
+        self._leaks = Leaks(self._state_bytes, now, always=watch_state)
+        self._checkpoint_size = 0
         self.phase = Phase.STARTING
         self.runtime = Runtime(app=self.spec.app, name=name)
         self.instance = make(self.spec, self)
@@ -99,6 +100,8 @@ class Machine(Handlers):
         self.out: list[bytes | Checkpoint] = []
         self.became_primary = False
         self.on_outcome: Callable[[str, Outcome], None] = lambda request, outcome: None
+        self.on_impulse: Callable[[], None] = lambda: None
+        """Called when there is something to be written that nothing received has caused."""
         self.on_input: Callable[[int, str], None] | None = None
         self._waiters: dict[str, list[str]] = {}
         self._attached: set[str] = set()
@@ -113,7 +116,7 @@ class Machine(Handlers):
         if self.phase is not Phase.STARTING:
             raise ProtocolError(f"a checkpoint came while {self.phase.value}")
         self._busy = "a checkpoint is being loaded"
-        runtime = snapshot.read_runtime(blob)
+        runtime, version = snapshot.read(blob)
         if runtime.name != self.name:
             raise UsageError(f"this is a checkpoint of '{runtime.name}', not of '{self.name}'")
         if self._next is not None and runtime.app == self._next.app:
@@ -124,11 +127,12 @@ class Machine(Handlers):
                 f"the checkpoint was written by {runtime.app}, this is {self.spec.app}",
                 hint="`penstock immortal upgrade` takes an instance from one class to another",
             )
-        self._in(DIRECT, lambda: snapshot.read_state(blob, self.spec, self.instance))
+        self._in(DIRECT, lambda: snapshot.read_state(blob, version, self.spec, self.instance))
         self.runtime = runtime
         for saved in runtime.handlers:
             self.rebuild(saved, self._method(saved.method))
         runtime.handlers = []
+        self._checkpoint_size = blob.tell()
         self.phase = Phase.RECOVERING
         self._busy = ""
 
@@ -136,6 +140,12 @@ class Machine(Handlers):
         """A record: one control message, or logged input."""
         if self._busy:
             raise DeterminismError(f"a message was to be handled while {self._busy}")
+        if self._leaks.has_changed():
+            raise DeterminismError(
+                f"the state changed between the inputs {self.runtime.inputs - 1} and {self.runtime.inputs}, "
+                "outside of any handler",
+                hint="something keeps a dict or list of the state and changes it later",
+            )
         if record.sequence < 0:
             self._control(record.body[1])
             return
@@ -150,6 +160,7 @@ class Machine(Handlers):
                 continue
             for data in wire.rpcs_of(message.type, message.data):
                 self._rpc(data)
+        self._leaks.left(self._checkpoint_size)
         if self.phase is Phase.PRIMARY and self._marks:
             self.services.mark(self._now())
 
@@ -208,14 +219,15 @@ class Machine(Handlers):
 
     def _input(self, what: str, handle: Callable[[], None]) -> None:
         """One input: its handler, and what it sent, counted."""
-        if self._watch_state:
-            self._compare_state()
         if self.on_input is not None:
             self.on_input(self.runtime.inputs, what)
         self._crc = 0
         self._busy = "another one is handled"
+        DeterminismError.seen.error = None
         try:
             handle()
+            if DeterminismError.seen.error is not None:
+                raise DeterminismError.seen.error
         except DeterminismError as error:
             if not str(error).startswith("input "):
                 error.args = (f"input {self.runtime.inputs} ({what}): {error}",)
@@ -225,16 +237,6 @@ class Machine(Handlers):
         self.runtime.inputs += 1
         if self._marks:
             self.runtime.crcs.append(self._crc)
-        if self._watch_state:
-            self._state_then = snapshot.state_bytes(self.spec, self.instance)
-
-    def _compare_state(self) -> None:
-        if self._state_then not in (None, snapshot.state_bytes(self.spec, self.instance)):
-            raise DeterminismError(
-                f"the state changed between the inputs {self.runtime.inputs - 1} and {self.runtime.inputs}, "
-                "outside of any handler",
-                hint="something keeps a dict or list of the state and changes it later",
-            )
 
     # Checkpoints and upgrades.
 
@@ -245,6 +247,7 @@ class Machine(Handlers):
         file, length = self._in(saving, lambda: snapshot.write(self.runtime, self.spec, self.instance))
         self.runtime.handlers = []
         self._busy = ""
+        self._checkpoint_size = length
         self.out.append(Checkpoint(file, length))
 
     def upgrade(self) -> None:
@@ -254,7 +257,9 @@ class Machine(Handlers):
                 "the coordinator asks for an upgrade, and there is no new class",
                 hint="`penstock immortal upgrade NAME --to FILE:CLASS`",
             )
+        self._leaks.forget()
         old, old_open = self.instance, [activation.saved() for activation in self.open.values()]
+        self.abandon()
         self.spec, self._next = self._next, None
         new = make(self.spec, self)
         values, before = new.__dict__["_values"], old.__dict__["_values"]
@@ -265,7 +270,6 @@ class Machine(Handlers):
         self._in(DIRECT, lambda: new.on_upgrade(old))
         self._fits()
         self.runtime.app = self.spec.app
-        self.open.clear()
         for saved in old_open:
             try:
                 self.rebuild(saved, self._method(saved.method))
@@ -278,7 +282,7 @@ class Machine(Handlers):
     def _fits(self) -> None:
         """The new state must read as what the new class declares."""
         try:
-            msgspec.msgpack.decode(snapshot.state_bytes(self.spec, self.instance), type=self.spec.state)
+            fields.fit(self.spec, self.instance.__dict__["_values"])
         except msgspec.ValidationError as error:
             raise UpgradeRefusedError(
                 f"the state after on_upgrade does not fit {self.spec.cls.__name__}: {error}",
@@ -348,6 +352,7 @@ class Machine(Handlers):
         self._attach(destination)
         encoded = method.signature.encode(arguments, named)
         self.out.append(wire.outgoing(destination, wire.Call(method.id, RpcType.IMPULSE, encoded)))
+        self.on_impulse()
 
     def system_impulse(self, method: int, arguments: bytes) -> None:
         self._outside(f"of the system, {method}")
@@ -434,6 +439,7 @@ class Machine(Handlers):
 
     def state(self) -> object:
         """The declared fields but for custom ones, as plain values."""
-        return msgspec.to_builtins(
-            msgspec.msgpack.decode(snapshot.state_bytes(self.spec, self.instance)), str_keys=True
-        )
+        return msgspec.to_builtins(msgspec.msgpack.decode(self._state_bytes()), str_keys=True)
+
+    def _state_bytes(self) -> bytes:
+        return snapshot.state_bytes(self.spec, self.instance)

@@ -11,6 +11,7 @@ The id of a method on the wire is made from its name, so that its place in the c
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import threading
@@ -264,19 +265,13 @@ def step(function: Callable[Concatenate[I, P], R], /) -> Callable[Concatenate[I,
         def live() -> object:
             self.__dict__["_scope"] = DIRECT
             try:
-                return function(self, *_copied(arguments), **named)  # type: ignore[arg-type]
+                return function(self, *copy.deepcopy(arguments), **copy.deepcopy(named))
             finally:
                 self.__dict__["_scope"] = scope
 
         return cast("R", scope.effect(("step", function.__name__), live))
 
     return cast("Callable[Concatenate[I, P], R]", once)
-
-
-def _copied(arguments: tuple[object, ...]) -> tuple[object, ...]:
-    import copy
-
-    return copy.deepcopy(arguments)
 
 
 def refuse_unsent(calls: list[Call[Any]]) -> None:

@@ -1,8 +1,5 @@
-"""An instance run again from its log: to look at it (`penstock immortal debug`), or to try new code (`--what-if`).
-
-A what-if run handles each input twice, with the old class and with the new one, and compares what they send. It ends
-at the first input where they differ, with the words of both.
-"""
+"""An instance run again from its log, to look at it (`penstock immortal debug`): what a coordinator in repro mode
+sends, and a debugger that stops where a handler begins."""
 
 from __future__ import annotations
 
@@ -10,122 +7,14 @@ import dis
 import pdb
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-import msgspec
-
 from penstock.immortal import wire
-from penstock.immortal.binding.app import Immortal
-from penstock.immortal.binding.errors import DeterminismError, ImmortalError
-from penstock.immortal.binding.machine import Checkpoint, Machine
+from penstock.immortal.binding.errors import ImmortalError
+from penstock.immortal.binding.machine import Machine
 from penstock.immortal.binding.methods import Method
 from penstock.immortal.binding.shell import HOST
 from penstock.immortal.binding.snapshot import spool
-from penstock.immortal.wire import MessageType
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The first input that the new class answers with something else."""
-
-    input: int
-    what: str
-    old: list[str]
-    new: list[str]
-
-    def __str__(self) -> str:
-        def lines(words: list[str]) -> str:
-            return "".join(f"\n    {word}" for word in words) or "\n    nothing"
-
-        sides = f"\n  the old code sends:{lines(self.old)}\n  the new code sends:{lines(self.new)}"
-        return f"input {self.input} ({self.what}){sides}"
-
-
-class Watched:
-    """A machine whose output is kept by input."""
-
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
-        self.starts: list[tuple[int, str, int]] = []
-        machine.on_input = lambda number, what: self.starts.append((number, what, len(machine.out)))
-        self.error: str = ""
-
-    def receive(self, record: wire.Record) -> list[tuple[int, str, list[str]]]:
-        """Handle a record; for each input its number, what it was, and what was sent."""
-        self.starts.clear()
-        self.machine.out.clear()
-        error = ""
-        try:
-            self.machine.receive(record)
-        except ImmortalError as raised:
-            error = str(raised)
-        out = list(self.machine.out)
-        ends = [start for _, _, start in self.starts[1:]] + [len(out)]
-        found = [
-            (number, what, [words(self.machine, item) for item in out[start:end] if told(item)])
-            for (number, what, start), end in zip(self.starts, ends, strict=True)
-        ]
-        if error:
-            if not found:
-                raise ImmortalError(error)
-            found[-1][2].append(f"and ends: {error}")
-            self.error = error
-        return found
-
-
-def told(item: bytes | Checkpoint) -> bool:
-    return isinstance(item, bytes) and next(wire.split_messages(item)).type == MessageType.RPC
-
-
-def words(machine: Machine, item: bytes | Checkpoint) -> str:
-    """A message that was sent, for people."""
-    assert isinstance(item, bytes)
-    destination, rpc = wire.decode_outgoing(next(wire.split_messages(item)).data)
-    to = destination or "itself"
-    if isinstance(rpc, wire.Reply):
-        return f"to {to}: answer to its call {rpc.number}: {_value(rpc.payload)}"
-    method = machine.spec.methods.get(rpc.method)
-    name = method.name if method is not None and not destination else f"method {rpc.method}"
-    kind = {wire.RpcType.ASYNC: f"call {rpc.number}", wire.RpcType.FORK: "fork"}.get(rpc.kind, "impulse")
-    return f"to {to}: {kind}, {name}, arguments {_value(rpc.arguments)}"
-
-
-def _value(data: bytes | None) -> str:
-    if data is None:
-        return "none"
-    try:
-        return repr(msgspec.msgpack.decode(data))
-    except msgspec.DecodeError:
-        return repr(data)
-
-
-class WhatIf:
-    """The old class and the new one, side by side."""
-
-    def __init__(self, old: type[Immortal], new: type[Immortal], name: str) -> None:
-        self.old = Watched(Machine(old, name, now=float))
-        self.new = Watched(Machine(old, name, now=float, upgrade_to=new, compares=False))
-        self.inputs = 0
-
-    def load(self, blob: BinaryIO) -> None:
-        for one in (self.old, self.new):
-            blob.seek(0)
-            one.machine.load(blob)
-
-    def receive(self, record: wire.Record) -> Difference | None:
-        """Handle a record with both; the first difference, if there is one."""
-        if record.sequence < 0:
-            self.new.machine.receive(record)
-            return None
-        old, new = self.old.receive(record), self.new.receive(record)
-        if self.old.error:
-            raise DeterminismError(f"the old code does not replay its own log: {self.old.error}")
-        for one, other in zip(old, new, strict=False):
-            self.inputs += 1
-            if one != other:
-                return Difference(one[0], one[1], one[2], other[2])
-        return None
 
 
 class Breaks:

@@ -15,7 +15,8 @@ from penstock.immortal.binding.app import Immortal
 from penstock.immortal.binding.errors import ImmortalError
 from penstock.immortal.binding.machine import Machine
 from penstock.immortal.binding.pair import free_ports
-from penstock.immortal.binding.replay import Breaks, Difference, Feed, WhatIf, connect
+from penstock.immortal.binding.replay import Breaks, Feed, connect
+from penstock.immortal.binding.whatif import Difference, WhatIf
 from penstock.immortal.coordinator import Options
 from penstock.immortal.place import opened
 from penstock.journal.client.connection import Tls, Tokens
@@ -67,7 +68,7 @@ class Repro:
 
         with (
             self._coordinator(upgrade=False) as feed,
-            guard.watching() if not stop else contextlib.nullcontext(),
+            guard.guarding() if not stop else contextlib.nullcontext(),
         ):
             feed.run(machine.load, receive, self._is_over)
         return machine

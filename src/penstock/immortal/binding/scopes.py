@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 
 from penstock.immortal.binding.errors import DeterminismError
@@ -49,6 +50,9 @@ class Outside:
 
     def raw(self, place: Place) -> object:
         return resolve(self._values, place)
+
+    def copied(self, place: Place) -> object:
+        return copy.deepcopy(self.raw(place))
 
     def refusal(self, what: str) -> DeterminismError:
         """What to raise."""

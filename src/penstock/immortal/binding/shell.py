@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -58,6 +59,9 @@ class Shell:
         self.machine = machine
         self.waiting = Waiting()
         machine.on_outcome = self.waiting.settle
+        machine.on_impulse = self._impulse
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._on_primary = on_primary
         self._changed = asyncio.Event()
         self._unwritten = asyncio.Event()
@@ -79,6 +83,7 @@ class Shell:
             with guard.guarding():
                 await self._together(reader, writer)
         finally:
+            self.machine.abandon()
             writer.close()
             other.close()
 
@@ -143,6 +148,13 @@ class Shell:
     async def _hook(self) -> None:
         await self.machine.instance.on_primary()
         self.wrote()
+
+    def _impulse(self) -> None:
+        """Somebody outside of handlers has sent one, from any thread."""
+        if threading.get_ident() == self._thread:
+            self.wrote()
+        else:
+            self._loop.call_soon_threadsafe(self.wrote)
 
     def wrote(self) -> None:
         """The machine may have something to be written, and timers may have changed."""

@@ -2,23 +2,25 @@
 
     magic "PSIM" | format u8 | length u64 of what follows | the machine's part, MessagePack | the state
 
-The state is a MessagePack map of the declared fields, length first, then whatever `save` writes. Fields that the map
-does not name take their first values, so that a class may grow fields.
+The state is that of the declared fields (`fields`), then whatever `save` writes. Format 1 had the declared fields as
+one MessagePack map, length (u64) first, and is still read.
 """
 
 from __future__ import annotations
 
 import tempfile
 from struct import Struct
+from struct import error as struct_error
 from typing import BinaryIO, cast
 
 import msgspec
 
 from penstock.base.errors import CorruptError
+from penstock.immortal.binding import fields
 from penstock.immortal.binding.app import Immortal, Spec
 
 MAGIC = b"PSIM"
-FORMAT = 1
+FORMAT = 2
 _HEAD = Struct("<4sBQ")
 _LENGTH = Struct("<Q")
 IN_MEMORY = 64 << 20
@@ -120,17 +122,16 @@ def write(runtime: Runtime, spec: Spec, instance: Immortal) -> tuple[BinaryIO, i
     """A checkpoint, and how long it is."""
     file = spool()
     own = msgspec.msgpack.encode(runtime)
-    state = state_bytes(spec, instance)
-    file.write(_HEAD.pack(MAGIC, FORMAT, len(own)) + own + _LENGTH.pack(len(state)))
-    file.write(state)
+    file.write(_HEAD.pack(MAGIC, FORMAT, len(own)) + own)
+    fields.write(file, spec, instance.__dict__["_values"])
     instance.save(file)
     length = file.tell()
     file.seek(0)
     return file, length
 
 
-def read_runtime(file: BinaryIO) -> Runtime:
-    """The machine's part; the file stands at the state then."""
+def read(file: BinaryIO) -> tuple[Runtime, int]:
+    """The machine's part, and the format; the file stands at the state then."""
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size or head[:4] != MAGIC:
         raise CorruptError(
@@ -138,28 +139,30 @@ def read_runtime(file: BinaryIO) -> Runtime:
             hint="was this instance written by another binding?",
         )  # fmt: skip
     _, version, length = _HEAD.unpack(head)
-    if version != FORMAT:
-        raise CorruptError(f"format {version}; this version reads {FORMAT}", where="checkpoint", position=4)
+    if not 1 <= version <= FORMAT:
+        raise CorruptError(
+            f"format {version}; this version reads up to {FORMAT}", where="checkpoint", position=4
+        )
     try:
-        return msgspec.msgpack.decode(file.read(length), type=Runtime)
+        return msgspec.msgpack.decode(file.read(length), type=Runtime), version
     except msgspec.DecodeError as error:
         raise CorruptError(str(error), where="checkpoint", position=_HEAD.size) from error
 
 
-def read_state(file: BinaryIO, spec: Spec, instance: Immortal) -> None:
+def read_state(file: BinaryIO, version: int, spec: Spec, instance: Immortal) -> None:
     """Fill the instance."""
-    at = file.tell()
+    values = instance.__dict__["_values"]
     try:
-        (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-        state = msgspec.msgpack.decode(file.read(length), type=spec.state)
-    except (msgspec.DecodeError, Exception) as error:
-        if isinstance(error, OSError):
-            raise
+        values.update(fields.read(file, spec) if version > 1 else _read_whole(file, spec))
+    except (msgspec.DecodeError, struct_error) as error:
         raise CorruptError(
-            f"the state does not fit {spec.cls.__name__}: {error}", where="checkpoint", position=at,
+            f"the state does not fit {spec.cls.__name__}: {error}", where="checkpoint", position=file.tell(),
             hint="a class whose fields changed their types needs a new `version` and `penstock immortal upgrade`",
         ) from error  # fmt: skip
-    values = instance.__dict__["_values"]
-    for name in state.__struct_fields__:
-        values[name] = getattr(state, name)
     instance.load(file)
+
+
+def _read_whole(file: BinaryIO, spec: Spec) -> dict[str, object]:
+    (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+    state = msgspec.msgpack.decode(file.read(length), type=spec.state)
+    return {name: getattr(state, name) for name in state.__struct_fields__}

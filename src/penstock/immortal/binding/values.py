@@ -1,8 +1,8 @@
 """Values as they stand in a checkpoint's records of open handlers: any plain Python value, and back, with its type.
 
 Scalars stand for themselves. Everything else is an array whose first element says what it is, so that a tuple
-comes back as a tuple and a struct as its class. Classes are named `module:qualified.name`; only structs, dataclasses
-and enumerations are looked up, so that reading a checkpoint runs no code but theirs.
+comes back as a tuple and a struct as its class. Classes are named `module:qualified.name`; only structs, dataclasses,
+enumerations and exceptions are looked up, so that reading a checkpoint runs no code but theirs.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def class_name(kind: type) -> str:
 
 
 def find_class(name: str) -> type:
-    """The struct, dataclass or enumeration of that name."""
+    """The struct, dataclass, enumeration or exception of that name."""
     module, _, path = name.partition(":")
     found: object = sys.modules.get(module)
     for loaded in list(sys.modules.values()):
@@ -83,7 +83,9 @@ def find_class(name: str) -> type:
             found = getattr(found, part)
     except (ImportError, AttributeError):
         found = None
-    if not isinstance(found, type) or not (issubclass(found, Enum) or fields_of(found) is not None):
+    if not isinstance(found, type) or not (
+        issubclass(found, Enum | Exception) or fields_of(found) is not None
+    ):
         raise ImmortalError(
             f"a checkpoint holds a value of the class {name}, which is not there",
             hint="keep classes whose values open handlers hold where they were until those handlers are done",

@@ -31,9 +31,11 @@ _OPERATIONS: Mapping[str, Callable[..., object]] = {
     "insert": lambda target, at, value: target.insert(at, value),
     "append": lambda target, value: target.append(value),
     "clear": lambda target: target.clear(),
+    "reverse": lambda target: target.reverse(),
+    "sort": lambda target, key, reverse: target.sort(key=key, reverse=reverse),
     "setattr": setattr,
 }
-CHANGES = frozenset({"set", "del", "insert", "append", "clear", "setattr"})
+CHANGES = frozenset({"set", "del", "insert", "append", "clear", "reverse", "sort", "setattr"})
 LOOKUP_ERRORS = (KeyError, IndexError, AttributeError)
 
 
@@ -49,6 +51,9 @@ class Scope(Protocol):
     def raw(self, place: Place) -> object:
         """The very object at the place; for copies that are made at once."""
 
+    def copied(self, place: Place) -> object:
+        """A copy of it, which is the asker's own."""
+
 
 def resolve(values: Mapping[str, object], place: Place) -> object:
     """The object at a place; raises as the look-up in it does."""
@@ -59,8 +64,9 @@ def resolve(values: Mapping[str, object], place: Place) -> object:
 
 
 def apply(target: object, name: str, arguments: tuple[object, ...]) -> object:
-    """One operation on an object of the state; arguments are copied in."""
-    return _OPERATIONS[name](target, *(copy.deepcopy(argument) for argument in arguments))
+    """One operation on an object of the state; arguments that stay in it are copied in."""
+    given = arguments if name == "sort" else copy.deepcopy(arguments)
+    return _OPERATIONS[name](target, *given)
 
 
 def told(place: Place) -> str:
@@ -88,8 +94,11 @@ class View:
     def _at(self, kind: str, key: object) -> object:
         return self._scope.look((*self._place, (kind, key)))
 
-    def __deepcopy__(self, memo: dict[int, object]) -> object:
-        return copy.deepcopy(self._scope.raw(self._place), memo)
+    def __deepcopy__(self, memo: dict[int, object]) -> Any:
+        return self._scope.copied(self._place)
+
+    def __copy__(self) -> Any:
+        return self._scope.copied(self._place)
 
     def __repr__(self) -> str:
         return f"<view of {told(self._place)}>"
@@ -130,6 +139,16 @@ class DictView(View, MutableMapping[object, object]):
         del self[key]
         return value
 
+    def copy(self) -> Any:
+        """A copy, all the way down."""
+        return self.__copy__()
+
+    def popitem(self) -> tuple[object, object]:
+        keys = tuple(self)
+        if not keys:
+            raise KeyError("popitem(): dictionary is empty")
+        return keys[-1], self.pop(keys[-1])
+
     def clear(self) -> None:
         self._do("clear")
 
@@ -164,6 +183,16 @@ class ListView(View, MutableSequence[object]):
 
     def clear(self) -> None:
         self._do("clear")
+
+    def copy(self) -> Any:
+        """A copy, all the way down."""
+        return self.__copy__()
+
+    def reverse(self) -> None:
+        self._do("reverse")
+
+    def sort(self, *, key: Callable[[Any], Any] | None = None, reverse: bool = False) -> None:
+        self._do("sort", key, reverse)
 
     def __eq__(self, other: object) -> bool:
         return bool(self._do("eq", other))
