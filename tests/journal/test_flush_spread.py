@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from penstock.journal import hosting, maintenance, stored
+from penstock.journal import maintenance
 from penstock.journal.broker import Broker
 from penstock.journal.protocol import ApplyRequest
 from penstock.log.commitlog import journal_spec
@@ -27,8 +29,8 @@ async def flushing(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         nonlocal seconds
         seconds += by
 
-    monkeypatch.setattr(stored.random, "uniform", lambda low, high: 3600.0)
-    monkeypatch.setattr(hosting.time, "time_ns", lambda: seconds * 1_000_000_000)
+    monkeypatch.setattr(random, "uniform", lambda low, high: 3600.0)
+    monkeypatch.setattr(time, "time_ns", lambda: seconds * 1_000_000_000)
     async with opened(path) as broker:
         spec = journal_spec(JOURNAL, 1024, {})
         spec.fragment.flush_interval.FromSeconds(3600)
