@@ -65,7 +65,6 @@ log = logging.getLogger(__name__)
 
 _TICK = 0.1
 _REPORT_EVERY = 0.25
-_PUBLISH_EVERY = 1.0
 _CONTROL_EVERY = 0.5
 
 
@@ -401,8 +400,7 @@ class _Run:
             return
         self.progress = self._told(phase)
         self._report(self.progress)
-        if self._every("publish", _PUBLISH_EVERY if at_most_every else 0.0):
-            self._publish(None)
+        self._publish(None)
 
     def _told(self, phase: str) -> Progress:
         elapsed = time.monotonic() - self._started
