@@ -69,6 +69,7 @@ def test_pages_of_the_log(shop: Place) -> None:
         assert ([one.offset for one in found.entries], found.more) == ([12, 13, 14, 15], 11)
         found = page(directory, "shop", Search(), start=12, count=50)
         assert ([one.offset for one in found.entries], found.more) == ([12, 13, 14, 15], None)
+        assert page(directory, "shop", Search(), start=99, count=5).entries == []
         found = page(directory, "shop", Search(text="ON request"), start=0, count=5)
         assert [one.offset for one in found.entries] == [POISON]
         found = page(directory, "shop", Search(Namespace("^none$")), start=0, count=5)
@@ -86,6 +87,28 @@ def test_a_page_that_takes_long_says_where_to_go_on(shop: Place) -> None:
         found = page(directory, "shop", Search(text="nowhere"), start=0, count=20, patience=0.0)
         assert found.more == 20
         assert found.looked == 20
+        found = page(
+            directory, "shop", Search(text="nowhere"), start=3000, count=20, backwards=True, patience=0.0
+        )
+        assert (found.more, found.looked) == (2980, 20)
+        found = page(
+            directory, "shop", Search(text="nowhere"), start=3000, count=20, backwards=True, patience=99.0
+        )
+        assert (found.more, found.looked) == (None, 3001)
+
+
+def test_a_page_backwards_has_the_newest_of_what_is_wanted_and_goes_on_before_them(shop: Place) -> None:
+    with shop.client() as client:
+        shop.log(client, [Message("orders", b'{"n":%d}' % (n % 10), ts=1) for n in range(300)])
+        directory = Directory(client)
+        sevens: list[int] = []
+        at: int | None = 400
+        while at is not None:
+            found = page(directory, "shop", Search(text='"n":7}'), start=at, count=8, backwards=True)
+            assert len(found.entries) <= 8
+            sevens = [*(one.offset for one in found.entries), *sevens]
+            at = found.more
+        assert sevens == [16 + n for n in range(7, 300, 10)]
 
 
 def test_what_is_watched_is_what_one_look_tells(shop: Place) -> None:

@@ -55,7 +55,8 @@ from penstock.pipeline.serving import serving
 from penstock.pipeline.signs import Signs
 from penstock.pipeline.stopping import Stop, signals
 from penstock.pipeline.supervisedgroup import SupervisedGroup
-from penstock.pipeline.supervisor import SupervisedSink, Surroundings, runner_for
+from penstock.pipeline.supervisor import SupervisedSink
+from penstock.pipeline.surroundings import Surroundings, runner_for
 from penstock.spark.reach import Reach
 
 if TYPE_CHECKING:
@@ -350,7 +351,7 @@ class _Run:
     def _pause(self, names: frozenset[str] | set[str]) -> None:
         for sink in self._sinks:
             if not sink.names.isdisjoint(names) and not sink.idle:
-                sink.pause(self._pipeline.settings.stop_timeout)
+                sink.pause()
 
     def _start(self) -> None:
         self._tell("starting spark")
