@@ -134,14 +134,12 @@ class Writer:
         """
         journal = journal_name(instance, "checkpoints")
         record = b"".join(_frame(CLAIM, owner.encode()))
+        if not is_first:  # who comes too late does not disturb one that is being written
+            _refuse_earlier(await steadily(reach, lambda: catalogue(client, instance)), head, journal)
         own = await steadily(reach, lambda: claim(client, journal, owner, record))
         assert own is not None
         there = Catalogue() if is_first else await steadily(reach, lambda: catalogue(client, instance))
-        if there.last is not None and there.last.log_offset > head.log_offset:
-            raise FencedError(
-                f"journal {journal}: checkpoint {there.last.number} is of a later place of the log, "
-                f"{there.last.log_offset}, than this one, {head.log_offset}"
-            )
+        _refuse_earlier(there, head, journal)
         number = there.last.number + 1 if there.last else 1
         writer = cls(Fenced(client, own, reach), msgspec.structs.replace(head, number=number), there, owner)
         with step("immortal-checkpoint-begin"):
@@ -200,6 +198,14 @@ class Writer:
                 landed, _ = await self._fenced.append(frame, union)
             if landed == place:
                 return entry, kept
+
+
+def _refuse_earlier(there: Catalogue, head: Head, journal: str) -> None:
+    if there.last is not None and there.last.log_offset > head.log_offset:
+        raise FencedError(
+            f"journal {journal}: checkpoint {there.last.number} is of a later place of the log, "
+            f"{there.last.log_offset}, than this one, {head.log_offset}"
+        )
 
 
 def _decoded(content: Buffer, kind: type[Catalogue], journal: str, position: int) -> Catalogue:
