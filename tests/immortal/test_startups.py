@@ -517,7 +517,7 @@ def test_a_secondary_that_comes_late_with_its_checkpoint_does_not_replace_a_late
                 assert late[0] is None
         async with instance(place, options) as again:
             await again.until(lambda: "control 15" in again.lb.seen)
-            assert again.app.state["sum"] == primary.app.state["sum"]
+            assert again.app.state["sum"] >= primary.app.state["sum"]
 
     scenario(broker, test, "late")
 
