@@ -1,10 +1,13 @@
-"""Sinks that are processes, each with what its readers see of it: files, and a table of PostgreSQL."""
+"""Sinks that are processes, each with what its readers see of it: files, and a table of PostgreSQL; and a reader."""
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,3 +50,33 @@ def rows(root: Path, server: PostgresServer) -> Target:
 
     made = SinkProcess(root, lambda port, _: [*command, "--listen", f"127.0.0.1:{port}"])
     return Target(made, lines, check)
+
+
+@contextmanager
+def watched(look: Callable[[], int]) -> Iterator[None]:
+    """Within this somebody reads all the time: `look` tells how much is there, which only grows, or fails."""
+    over, found = threading.Event(), [0]
+    wrong: list[Exception] = []
+
+    def watch() -> None:
+        pause = 0.0
+        while not over.wait(pause):
+            began = time.monotonic()
+            try:
+                found.append(look())
+                assert found[-1] >= found[-2], f"there were {found[-2]}, now there are {found[-1]}"
+            except Exception as error:  # noqa: BLE001 - told in the test's own thread
+                wrong.append(error)
+                return
+            pause = max(5 * (time.monotonic() - began), 0.02)  # readers are not what is tested
+
+    reader = threading.Thread(target=watch, daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        over.set()
+        reader.join()
+    if wrong:
+        raise AssertionError("a reader has seen what must not be") from wrong[0]
+    assert len(found) > 1, "nobody has looked"

@@ -29,7 +29,7 @@ from tests.connector.sinking import (
     cut_off,
     goes_on,
 )
-from tests.connector.targets import Target, files, rows
+from tests.connector.targets import Target, files, rows, watched
 
 from penstock.base.errors import AwayError
 from penstock.connector.sinklink import SinkLink
@@ -131,44 +131,55 @@ def test_two_who_decide_about_one_transaction_cannot_differ(sink: SinkProcess, w
 # Loops
 
 
+STEPS = (
+    "sink data",
+    "sink phase1",
+    "sink reply",
+    "sink replied",
+    "sink phase2",
+    "sink decide",
+    "sink decided",
+)
+
+
 def crash_loop(sink: SinkProcess, seed: int, rounds: int) -> None:
-    """The sink dies at random steps and moments, the worker at random, too; the output is always a prefix."""
+    """The sink dies at random steps and moments, the worker at random, too; readers always see a prefix."""
     dice = random.Random(seed)
-    lines = [b"line %d of the stream\n" % number for number in range(rounds * 40)]
-    stream = b"".join(lines)
+    stream = b"".join(b"line %d of the stream\n" % number for number in range(rounds * 40))
     worker = Worker(sink)
-    steps = [
-        "sink data",
-        "sink phase1",
-        "sink reply",
-        "sink replied",
-        "sink phase2",
-        "sink decide",
-        "sink decided",
-    ]
     hit: set[str] = set()
-    for number in range(rounds):
-        aim = steps[number % len(steps)] if number < 2 * len(steps) else ""
-        sink.start(f"{aim}:{dice.randint(1, 12)}" if aim else "")
-        assert sink.process is not None
-        timer = threading.Timer(dice.uniform(0.02, 0.5), sink.process.send_signal, [signal.SIGKILL])
-        if not aim:
-            timer.start()
-        target = len(stream) * (number + 1) // rounds
-        while worker.end < target and sink.process.poll() is None:
-            with contextlib.suppress(AwayError, SinkError):
-                one_round(sink, worker, stream, dice)
-        assert stream.startswith(sink.committed("w"))
-        timer.cancel()
-        trace = sink.trace.read_text() if sink.trace.exists() else ""
-        hit |= {line[1:].rpartition(" ")[0] for line in trace.splitlines() if line.startswith("!")}
-        sink.kill()
-    sink.start()
-    while worker.end < len(stream):
-        one_round(sink, worker, stream, dice)
-    worker.connect().close()
+
+    def look() -> int:
+        committed = sink.committed("w")
+        assert stream.startswith(committed)
+        return len(committed)
+
+    with watched(look):
+        for number in range(rounds):
+            aim = STEPS[number % len(STEPS)] if number < 2 * len(STEPS) else ""
+            until_it_dies(sink, worker, stream[: len(stream) * (number + 1) // rounds], dice, aim)
+            trace = sink.trace.read_text() if sink.trace.exists() else ""
+            hit |= {line[1:].rpartition(" ")[0] for line in trace.splitlines() if line.startswith("!")}
+        sink.start()
+        while worker.end < len(stream):
+            one_round(sink, worker, stream, dice)
+        worker.connect().close()
     assert sink.committed("w") == sink.held("w") == stream
     assert hit, "no kill met a step"
+
+
+def until_it_dies(sink: SinkProcess, worker: Worker, stream: bytes, dice: random.Random, aim: str) -> None:
+    """A sink that is killed at a step, or at any moment; or when it has everything."""
+    sink.start(f"{aim}:{dice.randint(1, 12)}" if aim else "")
+    assert sink.process is not None
+    timer = threading.Timer(dice.uniform(0.02, 0.5), sink.process.send_signal, [signal.SIGKILL])
+    if not aim:
+        timer.start()
+    while worker.end < len(stream) and sink.process.poll() is None:
+        with contextlib.suppress(AwayError, SinkError):
+            one_round(sink, worker, stream, dice)
+    timer.cancel()
+    sink.kill()
 
 
 def one_round(sink: SinkProcess, worker: Worker, stream: bytes, dice: random.Random) -> None:
@@ -220,15 +231,19 @@ def kill_loop(target: Target, dice: random.Random, rounds: int) -> None:
     def numbers() -> list[int]:
         return [json.loads(line)["n"] for line in target.lines(working.WORKER)]
 
-    sink, record = target.process, target.process.root / "record"
-    sink.start()
-    for _ in range(rounds):
-        killed_over_it(sink, record, dice.choice(list(FRAMES)), dice.choice(["sink", "worker"]))
+    def look() -> int:
         found = numbers()
         assert found == list(range(len(found)))
         assert len(found) <= working.messages_of(record)
-    begin = working.messages_of(record)
-    working.deliver("{}:{}".format(*sink.address), record, begin, begin + 30)
+        return len(found)
+
+    sink, record = target.process, target.process.root / "record"
+    sink.start()
+    with watched(look):
+        for _ in range(rounds):
+            killed_over_it(sink, record, dice.choice(list(FRAMES)), dice.choice(["sink", "worker"]))
+        begin = working.messages_of(record)
+        working.deliver("{}:{}".format(*sink.address), record, begin, begin + 30)
     assert numbers() == list(range(begin + 30))
     target.check()
 

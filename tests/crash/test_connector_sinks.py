@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 from tests.connector.sinking import SinkProcess
-from tests.connector.targets import Target, files, rows
+from tests.connector.targets import Target, files, rows, watched
 from tests.crash.crashing import Loop
 from tests.servers.postgres import PostgresServer
 
@@ -59,11 +59,14 @@ class Rig:
     def committed(self, name: str) -> list[int]:
         return [json.loads(line)["seq"] for line in self.targets[name].lines(f"crash.{name}.0")]
 
-    def check(self) -> None:
+    def look(self) -> int:
         """Prefixes; the two may be one decision apart while one of them is still to be told."""
+        total = 0
         for name in self.targets:
             found = self.committed(name)
             assert found == list(range(len(found)))
+            total += len(found)
+        return total
 
     def finish(self) -> None:
         assert self.loop.finish().exit_code == 0, self.loop.log_of()
@@ -111,15 +114,15 @@ def killed(rig: Rig, dice: random.Random, number: int) -> None:
     timer.cancel()
     if timer.ident is not None:
         timer.join()
-    rig.check()
 
 
 def test_a_runner_is_killed_behind_its_decision_and_then_at_random_with_a_sink(rig: Rig) -> None:
     """The decision is on record, and no sink has heard of it: the next run tells it."""
     assert rig.loop.kill_at("phase2", 1).killed
     assert rig.committed("one") == rig.committed("two") == []
-    killed(rig, random.Random(2), 0)
-    rig.finish()
+    with watched(rig.look):
+        killed(rig, random.Random(2), 0)
+        rig.finish()
 
 
 @pytest.mark.soak
@@ -127,11 +130,12 @@ def test_a_runner_is_killed_behind_its_decision_and_then_at_random_with_a_sink(r
 @pytest.mark.parametrize("rig", ["files", "postgres"], indirect=True)
 def test_sinks_runners_jvms_and_workers_are_killed_in_thirty_rounds(rig: Rig, seed: int) -> None:
     dice = random.Random(seed)
-    for number in range(30):
-        killed(rig, dice, number)
-        if dice.random() < 0.3:
-            shutil.rmtree(rig.loop.directory / "data" / "scratch", ignore_errors=True)
-    rig.finish()
+    with watched(rig.look):
+        for number in range(30):
+            killed(rig, dice, number)
+            if dice.random() < 0.3:
+                shutil.rmtree(rig.loop.directory / "data" / "scratch", ignore_errors=True)
+        rig.finish()
     assert {"stage", "phase2"} <= set(rig.loop.hit())
 
 
@@ -164,6 +168,11 @@ def test_plain_spark_is_killed_with_its_checkpoint_kept_or_deleted(tmp_path: Pat
     def committed() -> list[int]:
         return [json.loads(line)["offset"] for line in sink.committed("plain.0").splitlines()]
 
+    def look() -> int:
+        found = committed()
+        assert found == list(range(len(found)))
+        return len(found)
+
     def run(number: int) -> int:
         environment = os.environ | {"PENSTOCK_TRACE_STEPS": str(tmp_path / f"steps-{number}")}
         if number < 11:
@@ -177,14 +186,16 @@ def test_plain_spark_is_killed_with_its_checkpoint_kept_or_deleted(tmp_path: Pat
         return done.returncode
 
     try:
-        with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
+        with (
+            EmbeddedBroker(tmp_path / "data") as broker,
+            Client(broker.address) as client,
+            watched(look),
+        ):
             log = CommitLog(client, "crash", tmp_path / "index", None, 1)
             ends = []
             for number in range(12):
                 log.append([Message("a", b"{}") for _ in range(300)], {}, [], 1)
                 ends.append(run(number))
-                found = committed()
-                assert found == list(range(len(found)))
                 if dice.random() < 0.5:
                     shutil.rmtree(tmp_path / "checkpoint", ignore_errors=True)
                 if dice.random() < 0.3:

@@ -52,7 +52,7 @@ def _served(command: F) -> F:
             ),
             click.option(
                 "--always-commits", is_flag=True,
-                help="Never vote to abort: at least once, for stores that cannot undo.",
+                help="For stores that cannot undo: a worker that left bytes out comes again. At least once.",
             ),
             click.option("--connections", type=click.IntRange(min=1), default=256, show_default=True, metavar="N",
                          help="Workers that may be connected at once."),
