@@ -20,7 +20,7 @@ from penstock.immortal.coordinator import Asked, Coordinator, FatalError, Option
 from penstock.immortal.logformat import CorruptLogError, encode_log_record
 from penstock.immortal.place import Place, opened
 from penstock.immortal.starting import Debug, serve
-from penstock.immortal.streams import Hello, connected, line
+from penstock.immortal.streams import Hello, Welcome, connected, line, read_line
 from penstock.immortal.wire import Call, CorruptWireError, MessageType, RpcType, encode_message
 from penstock.journal.client import AsyncClient, FencedError
 from penstock.journal.client.answers import Appended
@@ -474,12 +474,14 @@ def test_a_secondary_that_takes_no_checkpoint_has_its_turn_no_more(
             await primary.until(lambda: "record 0" in primary.lb.seen)
             serving = (await about.read(place.client, options.name)).serving
             assert serving is not None
-            _, writer = await connected(serving, 1 << 16)
+            reader, writer = await connected(serving, 1 << 16)
             writer.write(line(Hello(options.name, serving.password, watcher="replica-7.frozen")))
-            while "control 2" not in primary.lb.seen:
-                primary.add(1)
-                await asyncio.sleep(0.05)
-            await has_checkpoints(place, options, 2)
+            await read_line(reader, Welcome)
+            taken = primary.lb.seen.count("control 2")
+            async with asyncio.timeout(60):
+                while primary.lb.seen.count("control 2") < taken + 3:  # one may have been under way
+                    primary.add(1)
+                    await asyncio.sleep(0.05)
             writer.close()
 
     scenario(broker, test, "frozen")
@@ -490,12 +492,13 @@ def test_a_secondary_that_comes_late_with_its_checkpoint_does_not_replace_a_late
 ) -> None:
     """The log behind it may be deleted by then: nobody could recover from it."""
     monkeypatch.setattr(turns, "PATIENCE", 0.2)
-    held, take = asyncio.Event(), Coordinator.take_checkpoint
+    named, held, take = asyncio.Event(), asyncio.Event(), Coordinator.take_checkpoint
     late: list[Entry | None] = []
 
     async def take_late(self: Coordinator, asked: Asked) -> Entry | None:
         if self.options.replica != 1:
             return await take(self, asked)
+        named.set()
         await held.wait()
         late.append(await take(self, asked))
         return late[-1]
@@ -508,10 +511,15 @@ def test_a_secondary_that_comes_late_with_its_checkpoint_does_not_replace_a_late
             await primary.until(lambda: "record 0" in primary.lb.seen)
             async with instance(place, replace(options, replica=1)) as second:
                 await second.until(lambda: "record 0" in second.lb.seen)
-                while "control 2" not in primary.lb.seen:
+                while not named.is_set():
                     primary.add(1)
                     await asyncio.sleep(0.05)
-                await has_checkpoints(place, options, 2)
+                last = (await checkpoints.catalogue(place.client, options.name)).last
+                taken = primary.lb.seen.count("control 2")
+                while primary.lb.seen.count("control 2") == taken:
+                    primary.add(1)
+                    await asyncio.sleep(0.05)
+                await has_checkpoints(place, options, last.number + 1 if last else 1)
                 held.set()
                 await second.until(lambda: late)
                 assert late[0] is None
