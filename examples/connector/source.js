@@ -3,14 +3,13 @@
 //   node source.js HOST:PORT INSTANCE STREAM COUNT [COOKIE]
 //
 // It sends the numbers 1..COUNT, one a message, the number being its id, and ends when all are durable. Killed at any
-// moment and started again it goes on where the journal ends.
+// moment and started again it goes on where the journal ends. A worker may send it to another one, which has the journal.
 'use strict';
 const net = require('node:net');
 const { createHash } = require('node:crypto');
 
 const [address, instance, streamName, countText, cookie = ''] = process.argv.slice(2);
 const count = BigInt(countText);
-const [host, port] = [address.slice(0, address.lastIndexOf(':')), Number(address.slice(address.lastIndexOf(':') + 1))];
 const NOTHING_SEEN = 2n ** 64n - 1n;
 const stream = createHash('sha256').update(streamName).digest().readBigUInt64BE(0);
 
@@ -23,9 +22,10 @@ const frame = (tag, ...parts) => {
   return Buffer.concat([u32(body.length + 1), Buffer.from([tag]), body]);
 };
 
-let failures = 0;
+let failures = 0, target = address;
 
 function connect() {
+  const [host, port] = [target.slice(0, target.lastIndexOf(':')), Number(target.slice(target.lastIndexOf(':') + 1))];
   let credits = 0, next = null, ended = false, finished = false, input = Buffer.alloc(0);
   const socket = net.connect(port, host, () => {
     socket.write(frame(0, short('0.0.1'), short(cookie), short('source.js'), short(instance)));
@@ -64,7 +64,8 @@ function connect() {
     } else if (tag === 2) { // ERROR
       console.error(body.subarray(2).toString());
       socket.destroy();
-    } else if (tag === 7) { // RESTART
+    } else if (tag === 7) { // RESTART, perhaps at another worker
+      target = body.length > 4 ? body.subarray(4).toString() : address;
       socket.destroy();
     }
   }
@@ -77,7 +78,7 @@ function connect() {
       input = input.subarray(end);
     }
   });
-  socket.on('error', () => {});
+  socket.on('error', () => { target = address; }); // nobody there: back to where we were told to begin
   socket.on('close', () => {
     if (finished) return;
     failures += 1;

@@ -12,7 +12,7 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 from tests.servers.kafka import KafkaServer
 
 QUIET = {"log_level": 1}
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 
 Headers = list[tuple[str, str | bytes | None]]
 
@@ -27,7 +27,9 @@ class Topics:
         self._producer: Producer | None = None
 
     def make(self, word: str, partitions: int = 1, settings: Mapping[str, str] | None = None) -> str:
-        topic = f"{word}-{uuid.uuid4().hex[:8]}"
+        return self.made(f"{word}-{uuid.uuid4().hex[:8]}", partitions, settings)
+
+    def made(self, topic: str, partitions: int = 1, settings: Mapping[str, str] | None = None) -> str:
         config = {"max.message.bytes": str(40 * 1024 * 1024), **(settings or {})}
         for done in self.admin.create_topics([NewTopic(topic, partitions, 1, config=config)]).values():
             done.result(TIMEOUT)

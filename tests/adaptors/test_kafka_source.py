@@ -16,6 +16,8 @@ from tests.servers.ports import free_port
 
 from penstock import adaptors as a
 from penstock.adaptors.base import Adaptor
+from penstock.adaptors.kafka import client
+from penstock.adaptors.kafka.client import Cluster, Trouble
 from penstock.adaptors.kafka.reading import LostError
 from penstock.base.errors import AwayError, UsageError
 from penstock.log.message import MAX_MESSAGE_BYTES, Mode, Op
@@ -391,6 +393,27 @@ def _made_again(topics: Topics, topic: str) -> None:
             time.sleep(0.2)
         else:
             return
+
+
+def test_offsets_of_a_topic_that_nobody_leads_yet_are_waited_for(kafka_server: KafkaServer) -> None:
+    """One that was just made has no leader for a moment, in which a first run would have ended."""
+    topics, topic = Topics(kafka_server), f"late-{uuid.uuid4().hex[:8]}"
+    cluster = Cluster(a.kafka(uri=f"kafka://{kafka_server.address}", timeout=30.0))
+    admin = cluster.admin(Trouble())
+    making = threading.Timer(1.0, topics.made, [topic])
+    making.start()
+    found = cluster.offsets(admin, [(topic, 0)], Trouble(), which="end")
+    making.join()
+    assert found == {(topic, 0): 0}
+
+
+def test_a_partition_that_nobody_leads_is_away(
+    kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "LEADER_SECONDS", 1.0)
+    cluster = Cluster(a.kafka(uri=f"kafka://{kafka_server.address}", timeout=30.0))
+    with pytest.raises(AwayError, match="cannot ask for offsets"):
+        cluster.offsets(cluster.admin(Trouble()), [("nowhere", 0)], Trouble(), which="end")
 
 
 def test_a_source_that_never_reached_its_brokers_stops_quickly() -> None:

@@ -124,8 +124,9 @@ def test_the_console_of_a_run_is_for_those_on_the_machine(
 def test_away_from_a_terminal_progress_is_lines_of_json(
     invoke: Invoke, runner: FakeRunner, shop_file: Path
 ) -> None:
-    first, last = (json.loads(line) for line in invoke("run", "shop.py", "--once").stdout.splitlines())
+    first, *more, last = (json.loads(line) for line in invoke("run", "shop.py", "--once").stdout.splitlines())
     assert (first["event"], first["phase"]) == ("progress", "opening")
+    assert [line["phase"] for line in more] == ["starting spark", "running"]
     assert first["nodes"][0]["delivered"] == 7
     assert (last["event"], last["read"], last["adds_up"]) == ("summary", 10, True)
     assert last["sinks"][0]["sink"] == "audit"
@@ -178,6 +179,15 @@ def test_reports_are_passed_on_once_a_second() -> None:
     for number in range(6):
         report(Progress("shop", number, "running", number))
     assert [progress.log_next for progress in passed] == [0, 3, 5]
+
+
+def test_a_new_phase_is_passed_on_at_once() -> None:
+    """Who asks a run to stop sees that it was heard, though the batches under way take their time."""
+    passed: list[Progress] = []
+    report = throttled(passed.append, clock=lambda: 0.0)
+    for phase in ("opening", "running", "running", "stopping", "stopping"):
+        report(Progress("shop", 0.0, phase, 0))
+    assert [progress.phase for progress in passed] == ["opening", "running", "stopping"]
 
 
 def test_the_live_table_has_a_row_a_node_and_tells_errors() -> None:

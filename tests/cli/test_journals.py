@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.journal.client import Client
 from penstock.journal.specs import flatten
 
-from .journaling import Shell, started
+from .journaling import Shell, started, until
 
 
 @pytest.fixture
@@ -28,6 +29,24 @@ def test_list_shows_names_and_the_columns_asked_for(shell: Shell) -> None:
     assert shown[2].split()[-2:] == ["red", "<none>"]
     assert "/" in shown[1].split()[2]
     assert "\x1b" not in "".join(shown)
+
+
+def test_a_store_that_does_not_work_is_marked_with_why(shell: Shell) -> None:
+    shell.append("shop/items", b"foobar", roll=True)
+    assert shell.lines("list", "--stores")[0]["store_health"] == {"file:///": "ok"}
+    assert "store_health" not in shell.lines("list")[0]
+    fragments = shell.data / "fragments"
+    fragments.rename(shell.data / "away")
+    fragments.write_bytes(b"no directory")
+    with Client(shell.broker.address) as client:
+        client.append("shop/items", b"more")
+        client.roll("shop/items")
+    until(lambda: "<failing>" in shell.ok("list", "--stores"))
+    shown = shell.ok("list", "--stores").splitlines()
+    assert [line.split()[-2:] for line in shown[1:3]] == [["file:///", "<failing>"]] * 2
+    assert shown[3].startswith("The store file:/// does not work: ")
+    assert shell.lines("list", "--stores")[0]["store_health"]["file:///"] in shown[3]
+    assert "store_health" not in shell.ok("list", "--stores", "-o", "json")
 
 
 def test_a_suspended_journal_is_marked(shell: Shell) -> None:

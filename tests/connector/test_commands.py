@@ -21,7 +21,7 @@ from penstock.cli import cli
 from penstock.connector import directory
 from penstock.connector.frames import Message
 from penstock.connector.registry import Owner
-from penstock.journal.client import AsyncClient
+from penstock.journal.client import AsyncClient, JournalError
 from penstock.journal.embedded import EmbeddedBroker, connect
 
 PENSTOCK = (sys.executable, "-m", "penstock")
@@ -61,6 +61,13 @@ class Place:
             journal = f"connectors/{instance}"
             found = frames_of(client.read_bytes(journal, 0, client.head(journal)))
         return [bytes(frame.body) for frame in found if isinstance(frame, Message)]
+
+    def durable(self, instance: str) -> list[bytes]:
+        """As `bodies`; nothing while the journal is not there."""
+        try:
+            return self.bodies(instance)
+        except JournalError:
+            return []
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +117,18 @@ def test_send_ends_when_all_is_durable_and_a_second_time_adds_nothing(place: Pla
     piped = penstock(*place.sending("web", "--stream", "boot"), given="four\nfive\n")
     assert (piped.returncode, piped.stdout) == (0, "boot: durable up to 2\n")
     assert place.bodies("web") == [b"one", b"two", b"three", b"four", b"five"]
+
+
+def test_send_takes_lines_as_they_come_and_ends_when_told_though_the_pipe_is_open(place: Place) -> None:
+    command = [*PENSTOCK, *place.sending("piped", "--stream", "live")]
+    running = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+    assert running.stdin is not None
+    running.stdin.write("one\ntwo\nthr")
+    running.stdin.flush()
+    eventually(lambda: place.durable("piped") == [b"one", b"two"])
+    running.terminate()
+    assert running.wait(WAIT) == 0, "what the pipe does is nothing to wait for"
+    running.communicate()
 
 
 @pytest.mark.parametrize(

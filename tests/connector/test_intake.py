@@ -76,6 +76,35 @@ def test_messages_at_or_below_the_point_are_dropped_and_still_counted() -> None:
     assert intake.close(7) == 402
 
 
+@pytest.mark.parametrize("behind", [(), ((7, 4),), ((7, fr.NOTHING_SEEN),), ((8, 1),), ((7, 1), (8, 1))])
+def test_the_id_that_stands_for_nothing_ends_a_run_whatever_comes_behind_it(
+    behind: tuple[tuple[int, int], ...],
+) -> None:
+    intake = Intake()
+    intake.open(7, fr.NOTHING_SEEN)
+    intake.open(8, fr.NOTHING_SEEN)
+    sent = [(7, 1), (7, 2), (7, fr.NOTHING_SEEN), *behind]
+    intake.feed(b"".join(fr.encode(fr.Message(*each)) for each in sent))
+    items = intake.items()
+    run = next(items)
+    assert isinstance(run, Run)
+    assert (run.spent, run.count, run.lasts) == (2, 2, {7: 2})
+    assert next(items) == fr.Message(7, fr.NOTHING_SEEN)
+
+
+def test_a_message_over_the_limit_ends_a_run_also_if_all_of_it_is_there() -> None:
+    intake = Intake(limit=100)
+    intake.open(7, fr.NOTHING_SEEN)
+    sent = [fr.Message(7, 1, body=bytes(73)), fr.Message(7, 2, body=bytes(74)), fr.Message(7, 3)]
+    intake.feed(b"".join(map(fr.encode, sent)))
+    items = intake.items()
+    run = next(items)
+    assert isinstance(run, Run)
+    assert (run.spent, run.lasts) == (1, {7: 1})
+    with pytest.raises(fr.FrameError, match="the limit is 100"):
+        next(items)
+
+
 def test_a_run_is_of_one_partition() -> None:
     intake = Intake()
     for stream, partition in ((1, 0), (2, 1), (3, 1)):

@@ -31,3 +31,19 @@ def test_a_connector_in_javascript_goes_on_where_the_journal_ends(tmp_path: Path
         assert ids_of(await rig.frames()) == {stream_id("numbers"): list(range(1, 3001))}
 
     rigged(tmp_path / "d", test)
+
+
+@pytest.mark.skipif(NODE is None, reason="needs Node")
+def test_a_connector_in_javascript_goes_to_the_worker_that_it_is_sent_to(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        assert NODE is not None
+        owner, other = await rig.worker("owner"), await rig.worker("other")
+        await (await rig.peer(owner)).ok()
+        command = [NODE, str(SOURCE), other.me.address, "i", "numbers", "300", COOKIE.decode()]
+        running = await asyncio.create_subprocess_exec(*command)
+        async with asyncio.timeout(60):
+            assert await running.wait() == 0
+        assert ids_of(await rig.frames()) == {stream_id("numbers"): list(range(1, 301))}
+        assert owner.counters.messages == 300
+
+    rigged(tmp_path / "d", test)

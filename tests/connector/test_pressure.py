@@ -57,7 +57,7 @@ def test_a_log_that_is_slow_stops_the_reading_and_nothing_is_lost(
         streams = [Numbers("a", 20_000, 500), Numbers("b", 20_000, 500)]
         running = connector([worker.me.address], list(streams))
         serving = asyncio.create_task(running.serve())
-        await eventually(lambda: any(not peer._reading for peer in worker.peers) and bool(opened))
+        await eventually(lambda: any(not peer.wire.reading for peer in worker.peers) and bool(opened))
         held = worker.counters.messages
         assert held < 40_000
         assert worker.counters.bytes < 20_000 + (1 << 20)

@@ -28,7 +28,7 @@ def test_every_frame_is_one_write_and_ok_goes_out_alone_though_more_was_asked(tm
         peer = await rig.peer(worker, hello=False)
         await eventually(lambda: bool(worker.peers))
         (served,) = worker.peers
-        transport = served._transport
+        transport = served.wire.transport
         assert transport is not None
         written: list[bytes] = []
         write = transport.write
@@ -180,8 +180,8 @@ def test_a_connection_that_is_gone_without_a_word_is_noticed_by_the_kernel(tmp_p
         peer = await rig.peer(worker)
         await peer.ok()
         (served,) = worker.peers
-        assert served._transport is not None
-        options = served._transport.get_extra_info("socket")
+        assert served.wire.transport is not None
+        options = served.wire.transport.get_extra_info("socket")
         assert options.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         idle, every, count = (
             options.getsockopt(socket.IPPROTO_TCP, option)

@@ -22,7 +22,7 @@ class Answer:
 
 @dataclass
 class Asker:
-    """One who asks; keeps a cookie if given one."""
+    """One who asks."""
 
     address: str
     headers: dict[str, str] = field(default_factory=dict)
@@ -41,9 +41,14 @@ class Asker:
             connection.close()
 
     def come_in(self) -> None:
-        """As the page does: take the cookie and the session's secret."""
-        cookie = self("/").headers["set-cookie"]
+        """As the page does: take the second secret, without which nothing is changed."""
+        self.headers["X-Penstock-Csrf"] = self("/api/session").value["csrf"]
+
+    def log_in(self, secret: str) -> None:
+        """By the form: take the cookie, which no script may read and no other site's page may send."""
+        form = {"Content_Type": "application/x-www-form-urlencoded"}
+        cookie = self("/login", raw=f"secret={secret}".encode(), **form).headers["set-cookie"]
         assert "HttpOnly" in cookie
         assert "SameSite=Strict" in cookie
         self.headers["Cookie"] = cookie.partition(";")[0]
-        self.headers["X-Penstock-Csrf"] = self("/api/session").value["csrf"]
+        self.come_in()

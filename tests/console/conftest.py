@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 Visit = Callable[..., "Page"]
 
+PATIENCE = 240
+"""Seconds for what comes at once: only a machine with far too much to do needs them."""
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
@@ -32,7 +35,7 @@ def visit(browser: Browser) -> Iterator[Visit]:
             reduced_motion="reduce",
             ignore_https_errors=True,
         )
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(1000 * PATIENCE)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))

@@ -50,6 +50,6 @@ def kept(page: Page, name: str) -> None:
 
 
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the charts of the last hour fill fifteen times as fast."""
-    clock = SimpleNamespace(time=lambda: 15 * time.time(), monotonic=time.monotonic)
+    """Have the charts of the last hour fill ten times as fast: a value stands for two seconds then."""
+    clock = SimpleNamespace(time=lambda: 10 * time.time(), monotonic=time.monotonic)
     monkeypatch.setattr("penstock.console.lookout.time", clock)

@@ -206,10 +206,11 @@ def console(
     files: dict[str, str] | None = None,
     cluster: Cluster | None = None,
     cookie: bytes = b"",
+    run: str = "",
 ) -> Iterator[str]:
     """A console in a thread; gives its address."""
     address: list[str] = []
     definitions = Definitions(files or {}, recorded=True)
     place = reaching or DirectoryPlace(data, f" --data-dir {data}")
-    with beside(place, definitions, door or Door("127.0.0.1:0"), address.append, cluster, cookie):
+    with beside(place, definitions, door or Door("127.0.0.1:0"), address.append, cluster, cookie, run):
         yield address[0].rstrip("/")

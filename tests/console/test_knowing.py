@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.base.errors import UsageError
+from penstock.base.errors import PenstockError, UsageError
 from penstock.console.definitions import Definitions
 from penstock.console.history import KEPT, STEP, History, Series
+from penstock.console.lookout import Lookout, Subscriber
+from penstock.console.pace import Pace
 from penstock.console.reaching import BrokerPlace, DirectoryPlace
 from penstock.journal.client import Client
 from penstock.journal.embedded import EmbeddedBroker
 from penstock.log.control import Control, ControlEntry
+from penstock.log.journals import log_journal
 from penstock.log.message import Message
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.pipeline.browsing import Search, offset_at, page
@@ -22,6 +26,7 @@ from penstock.pipeline.clock import now_us
 from penstock.pipeline.namespace import Namespace
 from penstock.pipeline.operations import Directory
 from penstock.pipeline.progress import NodeProgress, Progress, RunFile, publish
+from penstock.pipeline.records import PipelineStatus
 from penstock.pipeline.watching import Watched
 
 from .places import POISON, Place, buried, order, stuck
@@ -64,6 +69,7 @@ def test_pages_of_the_log(shop: Place) -> None:
         assert ([one.offset for one in found.entries], found.more) == ([12, 13, 14, 15], 11)
         found = page(directory, "shop", Search(), start=12, count=50)
         assert ([one.offset for one in found.entries], found.more) == ([12, 13, 14, 15], None)
+        assert page(directory, "shop", Search(), start=99, count=5).entries == []
         found = page(directory, "shop", Search(text="ON request"), start=0, count=5)
         assert [one.offset for one in found.entries] == [POISON]
         found = page(directory, "shop", Search(Namespace("^none$")), start=0, count=5)
@@ -81,6 +87,28 @@ def test_a_page_that_takes_long_says_where_to_go_on(shop: Place) -> None:
         found = page(directory, "shop", Search(text="nowhere"), start=0, count=20, patience=0.0)
         assert found.more == 20
         assert found.looked == 20
+        found = page(
+            directory, "shop", Search(text="nowhere"), start=3000, count=20, backwards=True, patience=0.0
+        )
+        assert (found.more, found.looked) == (2980, 20)
+        found = page(
+            directory, "shop", Search(text="nowhere"), start=3000, count=20, backwards=True, patience=99.0
+        )
+        assert (found.more, found.looked) == (None, 3001)
+
+
+def test_a_page_backwards_has_the_newest_of_what_is_wanted_and_goes_on_before_them(shop: Place) -> None:
+    with shop.client() as client:
+        shop.log(client, [Message("orders", b'{"n":%d}' % (n % 10), ts=1) for n in range(300)])
+        directory = Directory(client)
+        sevens: list[int] = []
+        at: int | None = 400
+        while at is not None:
+            found = page(directory, "shop", Search(text='"n":7}'), start=at, count=8, backwards=True)
+            assert len(found.entries) <= 8
+            sevens = [*(one.offset for one in found.entries), *sevens]
+            at = found.more
+        assert sevens == [16 + n for n in range(7, 300, 10)]
 
 
 def test_what_is_watched_is_what_one_look_tells(shop: Place) -> None:
@@ -142,6 +170,10 @@ def test_a_directory_of_nobody_is_let_go_for_whoever_wants_to_run(shop: Place) -
     with place.editing("me") as editor:
         assert editor.who == "me"
     place.close()
+    with pytest.raises(PenstockError, match="is ending"), place.looking():
+        pass
+    with EmbeddedBroker(shop.data, patience=0.0):
+        """Nobody has it any more, though somebody asked late."""
 
 
 def test_what_a_run_recorded_serves_only_where_it_counts(
@@ -163,3 +195,65 @@ def test_what_a_run_recorded_serves_only_where_it_counts(
     (tmp_path / "beside.py").write_text("FIELD = 'customer'\n")
     again = definitions.load("shop", control)
     assert str(first.transform_nodes[0].function) != str(again.transform_nodes[0].function)
+
+
+def test_rates_are_of_the_last_seconds() -> None:
+    pace = Pace()
+    assert pace.rates(0.0, {"a": 5}, 4.0) == {}
+    assert pace.rates(2.0, {"a": 25, "new": 7}, 4.0) == {"a": 10.0, "new": 0.0}
+    assert pace.rates(4.0, {"a": 25, "new": 7}, 4.0) == {"a": 5.0, "new": 0.0}
+    assert pace.rates(8.0, {"a": 25, "new": 7}, 4.0) == {"a": 0.0, "new": 0.0}
+    assert pace.rates(10.0, {"a": 3}, 4.0) == {"a": 0.0}, "it began anew"
+
+
+def looked(place: BrokerPlace, *, open_pages: int) -> tuple[Lookout, Callable[[float], list[str]]]:
+    """A lookout whose clock stands still unless it is looking: then a look takes a tenth of a second."""
+    now = 0.0
+    seen: list[str] = []
+
+    class Slow(Watched):
+        def look(self, *arguments: Any) -> PipelineStatus:
+            nonlocal now
+            now += 0.1
+            seen.append(self.pipeline)
+            return super().look(*arguments)
+
+    lookout = Lookout(place, clock=lambda: now)
+    for _ in range(open_pages):
+        lookout.subscribe(Subscriber(lambda: None))
+
+    def later(seconds: float) -> list[str]:
+        nonlocal now
+        now += seconds
+        seen.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("penstock.console.lookout.Watched", Slow)
+            lookout.look()
+        return list(seen)
+
+    return lookout, later
+
+
+def test_what_rests_is_looked_at_as_often_as_costs_little_while_a_page_is_open(shop: Place) -> None:
+    with EmbeddedBroker(shop.data) as broker, Client(broker.address) as client:
+        shop.log(client, [order(0)], "other")
+        for pages, pauses in ((1, [True, False, True]), (0, [True, False, False])):
+            place = BrokerPlace(lambda: Client(broker.address), broker.address)
+            with closing(place):
+                _, later = looked(place, open_pages=pages)
+                # Two looks of a tenth of a second, 15 % of a processor: every 1.33 s, and without a page every five.
+                assert [bool(later(seconds)) for seconds in (0.0, 0.6, 0.6)] == pauses
+
+
+def test_a_pipeline_that_cannot_be_read_does_not_hide_the_others(shop: Place) -> None:
+    with EmbeddedBroker(shop.data) as broker, Client(broker.address) as client:
+        shop.log(client, [order(0)], "a-bad-one")
+        client.append(log_journal("a-bad-one"), [b"no record at all" * 10])
+        place = BrokerPlace(lambda: Client(broker.address), broker.address)
+        with closing(place):
+            lookout, later = looked(place, open_pages=1)
+            assert later(0.0) == ["a-bad-one", "shop"]
+            assert "a-bad-one/log" in str((lookout.view("a-bad-one") or {})["unreadable"])
+            assert (lookout.view("shop") or {})["tone"] == "bad"
+            assert lookout.problem is None
+            assert later(4.5) == ["shop"], "what failed is left alone for longer"

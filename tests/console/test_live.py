@@ -70,7 +70,7 @@ def said(process: subprocess.Popen[str], file: Path, beginning: str) -> str:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_sink_is_mended_while_its_pipeline_runs(tmp_path: Path, visit: Visit) -> None:
     place = Place(tmp_path)
     place.file.write_text(FOLLOWING)
@@ -89,7 +89,7 @@ def test_a_sink_is_mended_while_its_pipeline_runs(tmp_path: Path, visit: Visit) 
     with started("run", "shop.py", *arguments, cwd=tmp_path) as run:
         at = said(run, tmp_path / "err", "console: ").rstrip("/")
         page = visit(f"{at}/")
-        expect(page.locator(".node.bad", has_text="sales"), "stopped", seconds=200)  # Spark starts first
+        expect(page.locator(".node.bad", has_text="sales"), "stopped", seconds=600)  # Spark starts first
         expect(page.locator(".node", has_text="archive"), "0 behind")
         page.goto(f"{at}/#/p/shop/sink/sales")
         expect(page.locator("#main"), "does not feed sales now")
@@ -115,7 +115,7 @@ def test_a_sink_is_mended_while_its_pipeline_runs(tmp_path: Path, visit: Visit) 
         accessible(page)
         kept(page, "spark")
         run.send_signal(signal.SIGTERM)
-        assert run.wait(300) == 0
+        assert run.wait() == 0
     summary = json.loads((tmp_path / "out").read_text().splitlines()[-1])
     assert (summary["exit_code"], summary["adds_up"]) == (0, True)
     sales = [json.loads(line)["id"] for line in (tmp_path / "sales.jsonl").read_text().splitlines()]
@@ -272,7 +272,7 @@ def test_an_immortal_is_seen_at_work(tmp_path: Path, visit: Visit) -> None:
         with immortals.running(clock), console(tmp_path, reaching=reaching) as at:
             page = visit(f"{at}/#/immortals")
             row = page.get_by_role("row", name="clock")
-            expect(row, "replica 0 at 127.0.0.1:", seconds=120)
+            expect(row, "replica 0 at 127.0.0.1:")
             expect(row.get_by_role("cell").last, re.compile(r"^[1-9]\d*(\.\d)?/s$"))
             kept(page, "immortals")
             page.get_by_role("link", name="clock").click()

@@ -17,6 +17,7 @@ class Place:
 
     def __init__(self) -> None:
         self.states: list[object] = []
+        self.exists = True
         self.reads = 0
 
     def changed(self) -> object:
@@ -32,7 +33,7 @@ class Place:
 
 
 def asked(place: Place, states: list[object], questions: list[object]) -> list[object]:
-    remembered = Remembered(cast(Reaching, place))
+    remembered = Remembered(cast(Reaching, place), {"reads": 0})
     place.states = states
     return [remembered.get(place.read, question)["reads"] for question in questions]
 
@@ -56,3 +57,11 @@ def test_what_was_read_while_another_had_the_journals_is_not_kept() -> None:
 
 def test_what_was_read_while_they_changed_hands_is_not_kept() -> None:
     assert asked(Place(), [6, 7, 7], ["q", "q", "q"]) == [1, 2, 2]
+
+
+def test_where_there_is_nothing_yet_nothing_is_read() -> None:
+    place = Place()
+    place.exists = False
+    assert asked(place, [None], ["q", "q"]) == [0, 0]
+    place.exists = True
+    assert asked(place, [None], ["q"]) == [1]

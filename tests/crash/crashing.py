@@ -130,7 +130,7 @@ class Loop:
         try:
             if kill_after is not None:
                 self._kill_later(process, trace, kill_after, victim)
-            process.wait(300)
+            _wait(process, trace)
         finally:
             process.kill()
             process.wait()
@@ -164,6 +164,18 @@ class Loop:
 
     def log_of(self, number: int = -1) -> str:
         return (self.directory / f"run-{range(len(self.rounds))[number]}.log").read_text()[-3000:]
+
+
+def _wait(process: subprocess.Popen[bytes], trace: Path) -> None:
+    """Until it ends, however slow the machine is; a run that enters and leaves no step for five minutes hangs."""
+    size, since = -1, time.monotonic()
+    while process.poll() is None:
+        now = trace.stat().st_size if trace.exists() else 0
+        if now != size:
+            size, since = now, time.monotonic()
+        if time.monotonic() - since > 300:
+            raise subprocess.TimeoutExpired(process.args, 300)
+        time.sleep(0.05)
 
 
 def below(pid: int, victim: Victim) -> list[psutil.Process]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
@@ -18,7 +19,7 @@ from penstock.base.errors import UsageError
 from penstock.journal.health import CONTENT, PATH, Pace, Schedule, check, probe_delete
 from penstock.journal.metrics import Metrics
 from penstock.journal.stores import FileStore, FragmentStore
-from penstock.journal.storeset import CountedStore, Stores
+from penstock.journal.storeset import ABANDONED, CountedStore, Stores
 from penstock.journal.tokens import ValidationError
 
 from .s3 import S3Server, aws_environment, s3_server
@@ -47,6 +48,7 @@ def run(
     pace: Pace = QUICK,
     *,
     file_only: bool = False,
+    shared: bool = False,
 ) -> Metrics:
     """Run `body` with the stores of a broker, and see that they leave no task behind."""
     metrics = Metrics()
@@ -62,6 +64,7 @@ def run(
                 executor,
                 metrics,
                 file_only=file_only,
+                shared=shared,
                 spawn=spawn,
                 pace=pace,
                 chance=lambda: MIDDLE,
@@ -320,6 +323,17 @@ def test_what_a_dead_process_left_is_swept_when_a_store_is_first_used(files: Pat
     (files / ".partial-left").write_bytes(b"")
     run(files, body)
     assert files_below(files) == []
+
+
+def test_what_another_broker_is_writing_to_a_shared_store_is_left_alone(files: Path) -> None:
+    async def body(stores: Stores, metrics: Metrics) -> None:
+        stores.get("file:///")
+
+    for name in (".partial-of-another", ".partial-left"):
+        (files / name).write_bytes(b"")
+    os.utime(files / ".partial-left", (0, time.time() - ABANDONED - 60))
+    run(files, body, shared=True)
+    assert files_below(files) == [".partial-of-another"]
 
 
 def test_the_delete_probe_puts_and_removes(files: Path) -> None:

@@ -40,7 +40,10 @@ MESSAGES = {
     "JournalSpec.Suspend": "1 level JournalSpec.Suspend.Level, 2 offset int64",
     "ProcessSpec": "1 id ProcessSpec.ID, 2 endpoint string",
     "ProcessSpec.ID": "1 zone string, 2 suffix string",
-    "BrokerSpec": "1 process_spec ProcessSpec, 2 journal_limit uint32, 3 exiting bool",
+    "BrokerSpec": (
+        "1 process_spec ProcessSpec, 2 journal_limit uint32, 3 exiting bool, "
+        "100 penstock bool"  # ours, which the original skips, as are the others with that number
+    ),
     "Fragment": (
         "1 journal string, 2 begin int64, 3 end int64, 4 sum SHA1Sum, "
         "5 compression_codec CompressionCodec, 6 backing_store string, 7 mod_time int64, "
@@ -66,15 +69,17 @@ MESSAGES = {
     ),
     "ReplicateRequest": (
         "1 header Header, 2 deprecated_journal string, 3 proposal Fragment, 4 content bytes, "
-        "5 content_delta int64, 6 acknowledge bool, 7 registers LabelSet, "
-        "100 confirmed int64"  # ours, which the original skips
+        "5 content_delta int64, 6 acknowledge bool, 7 registers LabelSet, 100 confirmed int64"
     ),
     "ReplicateResponse": "1 status Status, 2 header Header, 3 fragment Fragment, 4 registers LabelSet",
-    "ListRequest": "1 selector LabelSelector, 4 watch bool, 5 watch_resume Header",
+    "ListRequest": ("1 selector LabelSelector, 4 watch bool, 5 watch_resume Header, 100 store_health bool"),
     "ListResponse": "1 status Status, 2 header Header, 3 journals *ListResponse.Journal",
     "ListResponse.Journal": (
-        "1 spec JournalSpec, 2 mod_revision int64, 3 route Route, 4 create_revision int64"
+        "1 spec JournalSpec, 2 mod_revision int64, 3 route Route, 4 create_revision int64, "
+        "100 store_health ListResponse.StoreHealth"
     ),
+    "ListResponse.StoreHealth": "1 known *ListResponse.StoreHealth.Store",
+    "ListResponse.StoreHealth.Store": "1 fragment_store string, 2 error string",
     "ApplyRequest": "1 changes *ApplyRequest.Change",
     "ApplyRequest.Change": "1 expect_mod_revision int64, 2 upsert JournalSpec, 3 delete string",
     "ApplyResponse": "1 status Status, 2 header Header",

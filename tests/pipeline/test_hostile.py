@@ -60,7 +60,8 @@ from penstock.pipeline.policy import MaxLag, WhenBehind
 from penstock.pipeline.progress import Progress, Summary, published
 from penstock.pipeline.runner import run
 from penstock.pipeline.serving import serving
-from penstock.pipeline.supervisor import SupervisedSink, Surroundings, runner_for
+from penstock.pipeline.supervisor import SupervisedSink
+from penstock.pipeline.surroundings import Surroundings, runner_for
 from penstock.spark.reach import Reach
 from penstock.spark.single import SingleDelivery, batch_of
 

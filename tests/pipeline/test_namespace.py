@@ -73,6 +73,12 @@ def test_not_everything(pattern: str) -> None:
         ("[[:alpha:]]", 2, "engines disagree"),
         ("x[a[b]]", 2, "a set within a set"),
         ("[a&&b]", 3, "engines disagree"),
+        ("x[&&b]", 2, "begins with '&&'"),  # Java intersects, Python takes the signs
+        ("x[^&&b]", 2, "begins with '&&'"),
+        (r"[a\b]", 1, r"'\b' in a set"),  # a backspace in Python only
+        (r"\v", 1, r"'\v'"),  # one character in Python, seven in Java
+        (r"[^\v]", 1, r"'\v'"),
+        (r"\é", 1, "an escaped letter"),  # RE2 has none
         ("[a--b]", 3, "engines disagree"),
         ("a{b", 2, "no repetition"),
         ("{", 1, "no repetition"),
@@ -109,6 +115,9 @@ def test_what_engines_do_not_share_is_refused_with_its_place(
         r"(?:a)",
         r"[a\[b]",
         r"[\]&]",
+        r"[&b]",
+        r"[\\b]\b",
+        r"\\v[\\v]",
         r"[]a]",
         r"\{a\}",
         r"a{2}b{3,}c{4,5}",

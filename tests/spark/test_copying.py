@@ -26,7 +26,7 @@ from penstock.base import secrets
 from penstock.base.errors import AwayError, PenstockError, UsageError
 from penstock.log.packing import Packed, pack
 from penstock.spark import copying
-from penstock.spark.copying import WAITING, ParallelCopier, RangeTask, Told
+from penstock.spark.copying import WAITING, Done, ParallelCopier, RangeTask, Told
 from penstock.spark.sealed import private_file, seal
 
 if TYPE_CHECKING:
@@ -126,10 +126,11 @@ class TestInThreads:
         assert time.monotonic() - began < 1.0
         _emptied(tmp_path / "copy")
 
-    def test_chunks_are_removed_as_they_are_taken(self, copier: ParallelCopier, tmp_path: Path) -> None:
+    def test_what_is_read_here_does_not_go_through_files(
+        self, copier: ParallelCopier, tmp_path: Path
+    ) -> None:
         for _ in copier.run([Range(i) for i in range(20)], threading.Event()):
-            files = [path for path in (tmp_path / "copy").rglob("*") if path.is_file()]
-            assert len(files) <= 2 * (3 + WAITING)
+            assert [path for path in (tmp_path / "copy").rglob("*") if path.is_file()] == []
         _emptied(tmp_path / "copy")
 
     def test_what_spark_gets_of_a_range_holds_no_setting(self, tmp_path: Path) -> None:
@@ -148,6 +149,14 @@ class TestInSpark:
         found = list(copier.run([Range(i) for i in range(5)], threading.Event()))
         assert numbers(found) == [i for i in range(5) for _ in range(2)]
         assert not any(f'"pid":{os.getpid()}'.encode() in text for rows in found for text in texts(rows))
+
+    def test_chunks_are_removed_as_they_are_taken(self, copier: ParallelCopier, tmp_path: Path) -> None:
+        for _ in copier.run([Range(i) for i in range(10)], threading.Event()):
+            files = [path for path in (tmp_path / "copy").rglob("*") if path.is_file()]
+            assert len(files) <= 3 * (2 + WAITING), (
+                "of each range its task, its chunk, and one that is not whole"
+            )
+        _emptied(tmp_path / "copy")
 
     def test_a_worker_that_is_killed_has_its_range_read_again(
         self, copier: ParallelCopier, tmp_path: Path
@@ -195,18 +204,20 @@ def _emptied(directory: Path) -> None:
 def test_a_range_that_ends_just_when_it_was_waited_for_too_long_is_no_failure() -> None:
     """Waiting goes on in short spells; between the end of one and the next look the range may have been read."""
 
-    class Ending(Future[Told]):
-        def result(self, timeout: float | None = None) -> Told:
+    read = Done(Told(), Path("chunk"))
+
+    class Ending(Future[Done]):
+        def result(self, timeout: float | None = None) -> Done:
             if not self.done():
-                self.set_result(Told())
+                self.set_result(read)
                 raise TimeoutError
             return super().result(timeout)
 
-    assert copying._awaited(Ending(), threading.Event()) == Told()
+    assert copying._awaited(Ending(), threading.Event()) is read
 
 
 def test_a_time_out_of_the_source_itself_is_its_failure() -> None:
-    failed: Future[Told] = Future()
+    failed: Future[Done] = Future()
     failed.set_exception(TimeoutError("no answer"))
     with pytest.raises(TimeoutError, match="no answer"):
         copying._awaited(failed, threading.Event())

@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pyarrow as pa
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 import penstock
-from penstock.base.errors import UsageError
+from penstock.base.errors import PenstockError, UsageError
 from penstock.spark import session as engine
 from penstock.spark.jvm import joined
 
@@ -77,6 +80,29 @@ def test_what_a_killed_run_writes_once_all_was_removed_is_in_nobody_s_way(tmp_pa
         engine._prepare(tmp_path)
     engine.claim(tmp_path)
     assert list(engine._prepare(tmp_path).temporary.iterdir()) == []
+
+
+def test_a_directory_for_sockets_that_is_removed_meanwhile_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who binds a socket in a directory that is not there is told no name: `[Errno 2] No such file or directory`."""
+
+    def removed(chosen: Mapping[str, str]) -> SparkSession:
+        place = Path(chosen["spark.python.unix.domain.socket.dir"])
+        place.rmdir()
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(place / "s"))
+        raise AssertionError("bound nevertheless")
+
+    ended: list[float] = []
+    jvm = SimpleNamespace(end=lambda patience: ended.append(patience))
+    monkeypatch.setattr(engine, "_launch", lambda *given: SimpleNamespace(jvm=jvm))
+    monkeypatch.setattr(engine, "_connect", removed)
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(engine, "_running", None)
+    with pytest.raises(PenstockError, match="where its sockets are, was removed meanwhile"):
+        engine.session(app="x", scratch=tmp_path, fast_start=False)
+    assert (len(ended), engine._running) == (1, None)
 
 
 @pytest.mark.spark

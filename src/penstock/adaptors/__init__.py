@@ -177,6 +177,7 @@ __all__ = [
     "generate",
     "http",
     "iceberg",
+    "immortal",
     "jdbc",
     "kafka",
     "mongodb",

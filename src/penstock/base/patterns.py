@@ -58,6 +58,10 @@ _FOREIGN = (
     _Foreign(re.compile(r"\{(?!\d+(?:,\d*)?\})"), "a brace that is no repetition", r"write '\{'"),
     _Foreign(re.compile(r"\\[0-9]"), "a backreference", _NAME_THEM),
     _Foreign(re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*?\["), "a set within a set", r"write '\['"),
+    _Foreign(re.compile(r"\[\^?&&"), "a set that begins with '&&'", r"write '\&'"),
+    _Foreign(re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*?\\b"), "'\\b' in a set", "leave it out"),
+    _Foreign(re.compile(r"\\v|\[\^?\]?(?:\\.|[^\]\\])*?\\v"), "'\\v'", r"write '\x0b'"),
+    _Foreign(re.compile(r"\\[^\x00-\x7f]"), "an escaped letter", "leave out the backslash"),
     _Foreign(re.compile(r"\\Z"), "'\\Z'", "write '$'"),
     _Foreign(re.compile(r"\\[uUN]"), "an escaped character code", "write the character itself"),
 )  # fmt: skip

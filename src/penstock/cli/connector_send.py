@@ -8,7 +8,7 @@ import ssl
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import click
 
@@ -18,6 +18,7 @@ from penstock.cli.connector_options import FILE, cookie_of, cookie_option, trust
 
 if TYPE_CHECKING:
     from penstock.connector.source import Stream
+    from penstock.connector.sources import Readable
 
 
 @click.command()
@@ -117,7 +118,8 @@ async def _send(
     if http is not None:
         listening.append(Posts(*split(http), name=name or "http"))
     if not streams and not listening:
-        streams = [PipeLines(sys.stdin.buffer, name=name or "stdin")]
+        pipe = cast("Readable", getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))
+        streams = [PipeLines(pipe, name=name or "stdin")]
     for each in listening:
         click.echo(f"listening on port {await each.open()}", err=quiet)
     running = Connector(
@@ -137,4 +139,8 @@ async def _send(
     finally:
         for each in listening:
             each.close()
+            if isinstance(each, Datagrams) and each.lost:
+                click.echo(
+                    f"{each.lost} datagrams came when there was no room for them, and are lost", err=True
+                )
     return running.acked

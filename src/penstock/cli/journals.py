@@ -55,7 +55,7 @@ def journals() -> None:
 @click.option("-p", "--primary", is_flag=True, help="Show the primary broker; <S> marks suspended journals.")
 @click.option("-r", "--replicas", is_flag=True, help="Show the other brokers.")
 @click.option("--rf", is_flag=True, help="Show the replication factor.")
-@click.option("--stores", is_flag=True, help="Show where fragments go.")
+@click.option("--stores", is_flag=True, help="Show where fragments go, and which of it does not work.")
 @click.option("--watch", is_flag=True, help="Go on, and print again whenever the journals change.")
 @broker_options
 @json_option
@@ -90,7 +90,8 @@ def list_journals(
     columns = Columns(rf, primary, replicas, stores, labels)
     with connection.client() as client:
         if not watch:
-            _print_list(ctx, client.list(selector), output, columns, watched=False)
+            found = client.list(selector, store_health=stores and output != "json")
+            _print_list(ctx, found, output, columns, watched=False)
             return
         for snapshot in client.watch(selector):
             _print_list(ctx, snapshot, output, columns, watched=True)
@@ -114,6 +115,8 @@ def _print_list(
         from penstock.cli import journals_render
 
         show(journals_render.journals(found, columns))
+        for line in journals_render.faults(found):
+            click.echo(line)
 
 
 def _record(journal: ListResponse.Journal) -> dict[str, object]:
@@ -121,13 +124,16 @@ def _record(journal: ListResponse.Journal) -> dict[str, object]:
     from penstock.cli import journals_render
     from penstock.journal.specs_fields import plain
 
-    return {
+    record = {
         **plain(journal.spec),
         "revision": journal.mod_revision,
         "create_revision": journal.create_revision,
         "primary": journals_render.primary(journal) or None,
         "replicas": journals_render.replicas(journal),
     }
+    if journal.HasField("store_health"):
+        record["store_health"] = {one.fragment_store: one.error or "ok" for one in journal.store_health.known}
+    return record
 
 
 def _as_gazctl(found: Sequence[ListResponse.Journal]) -> str:

@@ -46,10 +46,27 @@ def journals(found: Iterable[ListResponse.Journal], columns: Columns) -> Table:
         if columns.replicas:
             cells.append(_joined(replicas(journal)))
         if columns.stores:
-            cells.append(_joined(journal.spec.fragment.stores))
+            cells.append(_joined(_stores(journal)))
         cells += [_joined(values_of(journal.spec.labels, name)) for name in columns.labels]
         shown.add_row(*(Text(visible(cell)) for cell in cells))
     return shown
+
+
+def _stores(journal: ListResponse.Journal) -> list[str]:
+    """Where fragments go; what does not work there is marked."""
+    failing = {store.fragment_store for store in journal.store_health.known if store.error}
+    return [f"{url} <failing>" if url in failing else url for url in journal.spec.fragment.stores]
+
+
+def faults(found: Iterable[ListResponse.Journal]) -> list[str]:
+    """A line for each store that does not work, with why."""
+    errors = {
+        store.fragment_store: store.error
+        for journal in found
+        for store in journal.store_health.known
+        if store.error
+    }
+    return [visible(f"The store {url} does not work: {error}") for url, error in sorted(errors.items())]
 
 
 def _primary(journal: ListResponse.Journal) -> str:

@@ -1,6 +1,6 @@
 """`run`: carry a pipeline out, and show how it goes.
 
-On a terminal a table that lives, then a summary; anywhere else lines of JSON, at most one a second, the last
+On a terminal a table that lives, then a summary; anywhere else lines of JSON, one a second or less, the last
 one being the summary. Signals are the runner's: it ends between two batches and says so in the summary.
 """
 
@@ -248,14 +248,14 @@ def labelled(event: str, value: Progress | Summary) -> dict[str, object]:
 
 
 def throttled(report: Report, clock: Callable[[], float] = time.monotonic) -> Report:
-    """Pass on at most one report a second; the next one tells what those between would have told."""
-    due = float("-inf")
+    """Pass on one report a second, and each new phase; the next one tells what those between would have told."""
+    due, phase = float("-inf"), ""
 
     def passed_on(progress: Progress) -> None:
-        nonlocal due
+        nonlocal due, phase
         now = clock()
-        if now >= due:
-            due = now + _QUIET_SECONDS
+        if now >= due or progress.phase != phase:
+            due, phase = now + _QUIET_SECONDS, progress.phase
             report(progress)
 
     return passed_on

@@ -228,5 +228,5 @@ def beside_run(
         click.echo(f"console: {address}", err=True)
 
     place = reaching(connection, runs=connection.data_dir)
-    with beside(place, definitions, made, ready, cookie=cookie_of(cookie_file)):
+    with beside(place, definitions, made, ready, cookie=cookie_of(cookie_file), run=pipeline.name):
         yield

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Final, cast
+from collections.abc import Callable
+from typing import Final, NamedTuple, cast
 
 from penstock.base import faults
 from penstock.base.errors import PenstockError
@@ -74,15 +74,23 @@ class InstanceLog(ABC):
     @property
     @abstractmethod
     def pending_bytes(self) -> int:
-        """Bytes that are not durable."""
+        """Bytes that nobody was told to be durable; 0 only once `on_durable` was called for everything."""
 
     @abstractmethod
     async def flush(self) -> None:
-        """Return when all that was added is durable; raises what the log failed with."""
+        """Return when all that was added before is durable and told to be; raises what the log failed with."""
 
     @abstractmethod
     async def close(self) -> None:
         """Let it go; what is not durable then is not promised to anybody."""
+
+
+class _Added(NamedTuple):
+    """What the log was given: where it is on its way, how long it is, and whom to tell."""
+
+    pending: Pending | None
+    size: int
+    on_durable: OnDurable | None
 
 
 class JournalLog(InstanceLog):
@@ -99,6 +107,7 @@ class JournalLog(InstanceLog):
         self.journal = owner.journal
         self.points = points
         self._ahead: Points = dict(points)
+        """As `points`, with all that was added since: what the next snapshot says."""
         self._since = SNAPSHOT_EVERY
         self._on_failure = on_failure
         self._appender = Appender(
@@ -109,7 +118,9 @@ class JournalLog(InstanceLog):
             max_pending_bytes=PENDING,
             outage_limit=outage_limit,
         )
-        self._landing: asyncio.Queue[tuple[Pending, OnDurable | None]] = asyncio.Queue()
+        self._landing: asyncio.Queue[_Added] = asyncio.Queue()
+        self._untold = 0
+        self._flushing: set[asyncio.Future[None]] = set()
         self._settling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -118,68 +129,84 @@ class JournalLog(InstanceLog):
         self._snapshot()
 
     def messages(self, run: Run, on_durable: OnDurable) -> None:
+        # One record, so that it is taken whole or not at all; views will do, since the appender only joins them.
+        pieces = run.pieces
+        self._add(cast("bytes", pieces[0]) if len(pieces) == 1 else b"".join(pieces), on_durable)
         for stream, last in run.lasts.items():
             known = self._ahead.get(stream)
             self._ahead[stream] = Point(last, False, known.name if known is not None else "")
-        self._add(run.pieces, run.size, on_durable)
 
     def opened(self, stream: int, name: str) -> None:
+        self._add(fr.encode(fr.Notify(stream, name, 0)), None)
         self._ahead[stream] = self._ahead.get(stream, Point())._replace(name=name)
-        record = fr.encode(fr.Notify(stream, name, 0))
-        self._add([record], len(record), None)
 
     def ended(self, stream: int, on_durable: OnDurable) -> None:
+        self._add(fr.encode(fr.EosMessage(stream)), on_durable)
         self._ahead[stream] = self._ahead.get(stream, Point())._replace(ended=True)
-        record = fr.encode(fr.EosMessage(stream))
-        self._add([record], len(record), on_durable)
 
     @property
     def pending_bytes(self) -> int:
-        return self._appender.pending_bytes
+        return self._untold
 
     async def flush(self) -> None:
-        await self._appender.flush()
-        await self._landing.join()
+        told = asyncio.get_running_loop().create_future()
+        self._landing.put_nowait(_Added(None, 0, lambda: None if told.done() else told.set_result(None)))
+        self._flushing.add(told)
+        try:
+            await self._appender.flush()
+            await told
+        finally:
+            self._flushing.discard(told)
 
     async def close(self) -> None:
         if self._settling is not None:
             self._settling.cancel()
         await self._appender.close()
+        self._give_up(PenstockError(f"journal {self.journal} was let go"))
 
-    def _add(self, pieces: Sequence[bytes | memoryview], size: int, on_durable: OnDurable | None) -> None:
+    def _add(self, record: bytes, on_durable: OnDurable | None) -> None:
+        """Raises what the appender refuses a record with; nothing has changed then."""
         if self._since >= SNAPSHOT_EVERY:
             self._snapshot()
-        # The appender only joins its records and takes their lengths, so views will do.
-        for piece in pieces[:-1]:
-            self._appender.add(cast("bytes", piece))
-        if pieces:
-            self._landing.put_nowait((self._appender.append(cast("bytes", pieces[-1])), on_durable))
-        elif on_durable is not None:
-            on_durable()
-        self._since += size
+        self._put(record, on_durable)
+        self._since += len(record)
 
     def _snapshot(self) -> None:
+        self._put(records.points(self._ahead), None)
         self._since = 0
-        record = records.points(self._ahead)
-        self._landing.put_nowait((self._appender.append(record), None))
+
+    def _put(self, record: bytes, on_durable: OnDurable | None) -> None:
+        self._landing.put_nowait(_Added(self._appender.append(record), len(record), on_durable))
+        self._untold += len(record)
 
     async def _settle(self) -> None:
         """Tell of what has landed, in order, until it fails."""
         try:
             while True:
-                pending, on_durable = await self._landing.get()
-                if not pending.done:
-                    with faults.step("connector-append"):
-                        await pending
-                if on_durable is not None:
-                    on_durable()
-                self._landing.task_done()
+                added = await self._landing.get()
+                if added.pending is not None and not added.pending.done:
+                    await self._landed(added.pending)
+                self._untold -= added.size
+                if added.on_durable is not None:
+                    added.on_durable()
         except AppenderFailedError as error:
-            while not self._landing.empty():
-                self._landing.get_nowait()
-                self._landing.task_done()
-            self._landing.task_done()
-            self._on_failure(error)
+            self._failed(error)
+        except Exception as error:
+            self._failed(PenstockError(f"an error of the worker itself: {error!r}"))
+            raise
+
+    async def _landed(self, pending: Pending) -> None:
+        with faults.step("connector-append"):
+            await pending
+
+    def _failed(self, error: PenstockError) -> None:
+        self._give_up(error)
+        self._on_failure(error)
+
+    def _give_up(self, error: PenstockError) -> None:
+        for told in self._flushing:
+            if not told.done():
+                told.set_exception(error)
 
 
 async def open_journal(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +19,7 @@ from penstock.connector.frames import NOTHING_SEEN, Frame, FrameError
 from penstock.connector.intake import Intake, Run
 from penstock.connector.session import Connection, IllegalFrameError, Session, Side, Stream, Verdict
 from penstock.connector.settings import instance_fault
+from penstock.connector.wire import Timer, Wire
 
 if TYPE_CHECKING:
     from penstock.connector.worker import Instance, Worker
@@ -28,10 +28,6 @@ log = logging.getLogger(__name__)
 
 REFUSAL_DELAY: Final = 0.2
 """Seconds until the ACK behind a refused NOTIFY: peers ask again at once then."""
-LINGER: Final = 2.0
-"""Seconds for a peer to read an ERROR or a RESTART and close."""
-DEAF: Final = 1 << 20
-"""Bytes that wait for a peer that does not read."""
 
 
 class Peer(asyncio.Protocol):
@@ -48,15 +44,15 @@ class Peer(asyncio.Protocol):
         self.messages = self.dropped = self.bytes = 0
         self.acked: dict[int, int] = {}
         self._intake = Intake(self.settings.max_frame)
-        self._transport: asyncio.Transport | None = None
+        self.wire = Wire()
         self._joining: asyncio.Task[None] | None = None
         self._over = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._greeting, self._frame_end, self._parting = Timer(), Timer(), Timer()
+        """What runs out: the wait for HELLO, for the rest of a frame, for one to go that was told to."""
         self._unsettled = 0
         self._owed = 0
         self._points: dict[int, int] = {}
         self._acking: asyncio.Handle | None = None
-        self._reading = True
 
     def last_seen(self, stream: int) -> int | None:
         """The last id that came on a stream of this session, or that it goes on behind; None if there is none."""
@@ -66,27 +62,25 @@ class Peer(asyncio.Protocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self.address = _shown(transport.get_extra_info("peername"))
-        _keep_alive(transport.get_extra_info("socket"))
+        self.address = self.wire.made(transport)
         refusal = self.worker.enter(self)
         if refusal is not None:
             self.fail(refusal)
             return
-        self._arm(self.settings.hello_timeout, f"no HELLO within {self.settings.hello_timeout:g} s")
+        seconds = self.settings.hello_timeout
+        self._greeting.arm(seconds, self.fail, f"no HELLO within {seconds:g} s")
 
     def data_received(self, data: bytes) -> None:
-        if self._over:
-            return
-        self._intake.feed(data)
-        self._process()
+        if not self._over:
+            self._intake.feed(data)
+            self._process()
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
         self._let_go()
+        self.wire.lost()
         if self._joining is not None:
             self._joining.cancel()
         self.worker.leave(self)
@@ -94,13 +88,14 @@ class Peer(asyncio.Protocol):
     # What comes.
 
     def _process(self) -> None:
-        if self._joining is not None and not self._joining.done():
+        if self._over or (self._joining is not None and not self._joining.done()):
             return
         try:
             if self.hello is None:
                 self._greeted()
                 return
             for item in self._intake.items():
+                self._frame_end.disarm()
                 if isinstance(item, Run):
                     self._messages(item)
                 else:
@@ -110,20 +105,23 @@ class Peer(asyncio.Protocol):
         except (FrameError, IllegalFrameError) as error:
             self.fail(error.message)
             return
-        except (
-            PenstockError
-        ) as error:  # the log takes no more; what it has is asked for when the peer comes back
-            log.warning("connection of %s starts again: %s", self.address, error.message)
-            self.restart(self.worker.me.address)
+        except PenstockError as error:
+            self._refused_by_the_log(error)
             return
         self._watch_the_frame()
 
+    def _refused_by_the_log(self, error: PenstockError) -> None:
+        """The log takes no more; what it has is asked for when the peer comes back."""
+        log.warning("connection of %s starts again: %s", self.address, error.message)
+        self.restart(self.worker.me.address)
+
     def _watch_the_frame(self) -> None:
-        """A frame that has begun must end in time."""
-        if not self._intake.pending:
-            self._disarm()
-        elif self._timer is None:
-            self._arm(self.settings.frame_timeout, "a frame that was begun did not end in time")
+        """A frame that has begun must end in time, as long as it is the peer that we wait for."""
+        if not self._intake.pending or not self.wire.reading:
+            self._frame_end.disarm()
+        elif not self._frame_end.is_armed:
+            reason = "a frame that was begun did not end in time"
+            self._frame_end.arm(self.settings.frame_timeout, self.fail, reason)
 
     def _greeted(self) -> None:
         greeting = self._intake.greeting()
@@ -144,8 +142,8 @@ class Peer(asyncio.Protocol):
             return
         self.hello = hello
         self.session.frame(Side.CONNECTOR, hello)
-        self._disarm()
-        self._hold()
+        self._greeting.disarm()
+        self.wire.hold()
         self._joining = asyncio.get_running_loop().create_task(self._join(hello))
 
     async def _join(self, hello: fr.Hello) -> None:
@@ -164,9 +162,11 @@ class Peer(asyncio.Protocol):
             self.send_away(joined)
             return
         self.instance = joined
+        if self._over:
+            return  # the worker was told to stop meanwhile
         told = fr.takes(self.settings.max_frame) if hello.capabilities else frozenset[str]()
         self._send(fr.Ok(self.settings.credits, told))
-        self._resume()
+        self.wire.resume()
         # What came behind the HELLO is read once this task is over.
         asyncio.get_running_loop().call_soon(self._process)
 
@@ -184,7 +184,7 @@ class Peer(asyncio.Protocol):
         if run.count:
             self.instance.messages(run, lambda: self._durable(run))
         if self._unsettled > self.settings.max_pending or (run.count and self.instance.is_full):
-            self._hold()
+            self.wire.hold()
 
     def _frame(self, frame: Frame) -> None:
         verdict = self.session.frame(Side.CONNECTOR, frame)
@@ -203,15 +203,15 @@ class Peer(asyncio.Protocol):
                 pass
 
     def _notified(self, notify: fr.Notify, verdict: Verdict) -> None:
+        if verdict is Verdict.REFUSE:
+            self._refused(notify)
+            return
         instance = self.instance
         assert instance is not None
-        if verdict is Verdict.REFUSE or instance.leaving:
-            if verdict is Verdict.TAKEN:
-                self._refuse(notify)
-            else:
-                self._refused(notify)
+        if instance.leaving:
+            self._refuse(notify)
             return
-        if len(self.session.streams) > self.settings.max_streams:
+        if self.session.count_streams(self.settings.max_streams) > self.settings.max_streams:
             self.fail(f"too many streams: {self.settings.max_streams} are open on this connection")
             return
         if not instance.registry.notify(self.number, notify.stream):
@@ -228,8 +228,12 @@ class Peer(asyncio.Protocol):
             await self.instance.flush()
         except PenstockError:
             return  # the log failed; all sessions hear of that
-        if not self._over:
+        if self._over:
+            return
+        try:
             self._accept(notify)
+        except PenstockError as error:
+            self._refused_by_the_log(error)
 
     def _accept(self, notify: fr.Notify) -> None:
         instance = self.instance
@@ -291,10 +295,11 @@ class Peer(asyncio.Protocol):
     def _durable(self, run: Run) -> None:
         self._unsettled -= run.size
         instance = self.instance
-        if not self._reading and instance is not None:
+        if not self.wire.reading and instance is not None and not self._over:
             room = self._unsettled <= self.settings.max_pending // 2 and not instance.is_full
             if room or not self._unsettled:
-                self._resume()
+                self.wire.resume()
+                self._watch_the_frame()
         for stream, last in run.lasts.items():
             if self.session.stream(stream) is Stream.OPEN:
                 self._points[stream] = last
@@ -315,7 +320,7 @@ class Peer(asyncio.Protocol):
             self.acked |= self._points
             owed, self._owed, self._points = self._owed, 0, {}
             self._send(fr.Ack(owed, points))
-        if self._transport is not None and self._transport.get_write_buffer_size() > DEAF:
+        if self.wire.is_deaf:
             self.fail("this peer does not read what it is sent")
 
     # Ends.
@@ -337,7 +342,12 @@ class Peer(asyncio.Protocol):
             self.restart(address)
             return
         with faults.step("connector-migrate"):
-            self._send(_migrate(address))
+            self._told_to_go(address)
+
+    def _told_to_go(self, address: str) -> None:
+        """It goes by itself, or else it is sent away."""
+        self._send(_migrate(address))
+        self._parting.arm(self.settings.migration_timeout, self.restart, address)
 
     def answer(self, frame: Frame) -> None:
         """Say this one thing, and close."""
@@ -349,8 +359,8 @@ class Peer(asyncio.Protocol):
         if self._over:
             return
         if self.hello is not None and fr.MIGRATE in self.hello.capabilities:
-            self._send(_migrate(address))
-            self._resume()
+            self._told_to_go(address)
+            self.wire.resume()
             return
         self._send(fr.Ok(self.settings.credits))
         self.restart(address)
@@ -359,13 +369,23 @@ class Peer(asyncio.Protocol):
         """Tell what is durable, let go of all streams, and send the peer away."""
         if self._over:
             return
+        if self.session.connection is Connection.CONNECTED:
+            self.fail("this worker is stopping")
+            return
         if self._points:
             self._acknowledge()
         if self.session.connection is Connection.HANDSHAKE:
             self._send(fr.Ok(self.settings.credits))
         with faults.step("connector-restart"):
-            self._send(fr.Restart(address))
+            self._send(fr.Restart(self._readable(address)))
         self._end()
+
+    def _readable(self, address: str) -> str:
+        """An address as this peer can read it: those that name no capability cut it at its one colon."""
+        if address.count(":") <= 1 or (self.hello is not None and self.hello.capabilities):
+            return address
+        log.warning("%s cannot be sent to %s: give workers a name (--advertise)", self.address, address)
+        return ""
 
     def _end(self) -> None:
         """No more is taken or promised; the connection closes when the peer does, or soon."""
@@ -373,18 +393,12 @@ class Peer(asyncio.Protocol):
             return
         self._over = True
         self._let_go()
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        self._resume()
-        if transport.can_write_eof():
-            transport.write_eof()
-        self._disarm()
-        self._timer = asyncio.get_running_loop().call_later(LINGER, transport.abort)
+        self.wire.finish()
 
     def _let_go(self) -> None:
         self._over = True
-        self._disarm()
+        for timer in (self._greeting, self._frame_end, self._parting):
+            timer.disarm()
         if self._acking is not None:
             self._acking.cancel()
             self._acking = None
@@ -401,44 +415,9 @@ class Peer(asyncio.Protocol):
         self._write(frame)
 
     def _write(self, frame: Frame) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(fr.encode(frame))
-
-    def _hold(self) -> None:
-        if self._reading and self._transport is not None and not self._transport.is_closing():
-            self._reading = False
-            self._transport.pause_reading()
-
-    def _resume(self) -> None:
-        if not self._reading and self._transport is not None and not self._transport.is_closing():
-            self._reading = True
-            self._transport.resume_reading()
-
-    def _arm(self, seconds: float, reason: str) -> None:
-        self._disarm()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self.fail, reason)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self.wire.write(fr.encode(frame))
 
 
 def _migrate(address: str) -> fr.Migrate:
     host, _, port = address.rpartition(":")
     return fr.Migrate(host, int(port))
-
-
-def _keep_alive(sock: socket.socket | None) -> None:
-    """A peer that vanished without a word is noticed within about a minute; one that is quiet stays."""
-    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _shown(peer: object) -> str:
-    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) >= 2 else str(peer or "")

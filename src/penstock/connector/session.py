@@ -217,6 +217,14 @@ class Session:
     def stream(self, stream: int) -> Stream:
         return self.streams.get(stream, Stream.START)
 
+    def count_streams(self, most: int) -> int:
+        """How many streams there are. Above `most` those that are closed are forgotten: they may begin anew."""
+        if len(self.streams) > most:
+            for stream in [each for each, state in self.streams.items() if state is Stream.CLOSED]:
+                del self.streams[stream]
+                self.last.pop(stream, None)
+        return len(self.streams)
+
     def end(self) -> None:
         """The transport is gone."""
         self.connection = Connection.DISCONNECTED

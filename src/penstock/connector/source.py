@@ -15,10 +15,11 @@
 
 **Who calls what.** `seek` when the worker has accepted the stream, before the first `read`, and again after every lost
 connection. Then `read`, again and again. Both may be plain or `async`; a plain one that waits says `blocking = True`
-and runs in a thread. Ids of a stream only grow; the same record always has the same id. `seek` may land earlier than
-asked: what the log has already is dropped by its id. If it cannot reach the point it raises `CannotSeekError`, the
-worker is told why, and the connector ends. `ack(point)` says that everything up to that id is durable; what was
-read and not acknowledged may be asked for again.
+and runs in a thread, one call at a time: after a lost connection `seek` waits for a `read` that is still at it. `ack`
+waits for nothing, and may be called meanwhile. Ids of a stream only grow; the same record always has the same id.
+`seek` may land earlier than asked: what the log has already is dropped by its id. If it cannot reach the point it
+raises `CannotSeekError`, the worker is told why, and the connector ends. `ack(point)` says that everything up to that
+id is durable; what was read and not acknowledged may be asked for again.
 
 **What is promised.** Each record that `read` gave is in the journal once, in order, if `seek` and `read` keep to that.
 Lost connections are made again, at the other addresses as well, later each time; a worker may move the connector to
@@ -28,15 +29,13 @@ another one. `run` returns when all streams have ended and everything is durable
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import inspect
 import logging
 import random
 import ssl
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple, cast
+from typing import TypeVar, cast
 
 from penstock.base import faults
 from penstock.base.errors import PenstockError, UsageError
@@ -45,98 +44,43 @@ from penstock.connector.frames import NOTHING_SEEN, SOURCE_VERSION
 from penstock.connector.link import Link, LinkLostError, MovedError, WorkerRefusedError, connect, is_final
 from penstock.connector.session import Connection
 from penstock.connector.session import Stream as State
+from penstock.connector.stream import (
+    CannotSeekError,
+    Flow,
+    IteratorStream,
+    Record,
+    Records,
+    Stream,
+    stream_id,
+)
+
+__all__ = [
+    "CannotSeekError",
+    "Connector",
+    "IteratorStream",
+    "Record",
+    "Records",
+    "SourceFailedError",
+    "Stream",
+    "stream_id",
+]
 
 log = logging.getLogger(__name__)
 
 _IDLE = 0.05
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 _MIGRATION_TRIES = 8
+_T = TypeVar("_T")
 
 
-class Record(NamedTuple):
-    """One message of a stream. `time` is the event's, in whatever unit the readers agree on."""
-
-    id: int
-    body: bytes
-    key: bytes = b""
-    time: int = 0
-
-
-Records = Sequence[Record] | Sequence[tuple[int, bytes, bytes, int]] | None
-"""Plain tuples of the same four do as well, and are made faster."""
-
-
-class CannotSeekError(PenstockError):
-    """The source no longer has what comes behind the point that it was asked for."""
+def wait_after(failures: int) -> float:
+    """Seconds before the next attempt; some more, some less, so that not all connectors come back at once."""
+    longest = min(_FIRST_WAIT * 2.0 ** min(failures, 10), _LONGEST_WAIT)
+    return longest * random.uniform(0.5, 1.0)
 
 
 class SourceFailedError(PenstockError):
     """The connector ended, since one of its streams or the worker said that it cannot go on."""
-
-
-class Stream(ABC):
-    """One stream; see the module's text. `name` identifies it for good: its id is made of it."""
-
-    name: str
-    blocking = False
-
-    @abstractmethod
-    def seek(self, point: int | None) -> Awaitable[None] | None:
-        """Go to the first record behind `point`, or earlier; None is the beginning."""
-
-    @abstractmethod
-    def read(self) -> Records | Awaitable[Records]:
-        """The next records, some thousands at most; empty if there are none now, None if there will be none."""
-
-    def ack(self, point: int) -> Awaitable[None] | None:
-        """Everything up to this id is durable."""
-        return None
-
-
-class IteratorStream(Stream):
-    """A stream from a function that gives an iterator of records behind a point (None: of all)."""
-
-    def __init__(
-        self,
-        name: str,
-        records: Callable[[int | None], Iterable[Record]],
-        *,
-        blocking: bool = False,
-        batch: int = 1000,
-    ) -> None:
-        self.name = name
-        self.blocking = blocking
-        self._records = records
-        self._batch = batch
-        self._left: Iterator[Record] = iter(())
-
-    def seek(self, point: int | None) -> None:
-        self._left = iter(self._records(point))
-
-    def read(self) -> Records:
-        batch = []
-        for record in self._left:
-            batch.append(record)
-            if len(batch) >= self._batch:
-                break
-        return batch or None
-
-
-def stream_id(name: str) -> int:
-    """The id of a stream: the first eight bytes of the SHA-256 of its name."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
-
-
-class _Flow:
-    """A stream and what the kit knows about it."""
-
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-        self.id = stream_id(stream.name)
-        self.ended = False
-        """Its end is durable."""
-        self.at_end = False
-        """`read` said that there is no more."""
 
 
 class Connector:
@@ -167,7 +111,7 @@ class Connector:
         self._seeds = list(dict.fromkeys(addresses))
         self._turn = 0
         self._hello = fr.Hello(version, cookie, program, instance, frozenset({fr.MIGRATE}))
-        self._flows = {flow.id: flow for flow in map(_Flow, streams)}
+        self._flows = {flow.id: flow for flow in map(Flow, streams)}
         self._max_frame = max_frame
         self._patience = patience
         self._migration_tries = migration_tries
@@ -201,44 +145,57 @@ class Connector:
 
     async def serve(self) -> None:
         """As `run`, in an event loop."""
-        failures, silent_since = 0, asyncio.get_running_loop().time()
+        failures, heard = 0, asyncio.get_running_loop().time()
         link: Link | None = None
         while not self._stop.is_set() and not self._done:
             try:
-                link = link or await self._connected(self._address)
-                silent_since = asyncio.get_running_loop().time()
-                self.progressed = False
+                link = link or await self._unless_stopped(self._connected(self._address))
+                if link is None:
+                    return
+                heard = asyncio.get_running_loop().time()
                 link = await self._session(link)
                 failures = 0
                 continue
             except MovedError as moved:
-                link = None
                 self._prefer(moved.address)
-                failures = 0 if self.progressed else failures + 1
             except (LinkLostError, WorkerRefusedError) as error:
                 if is_final(error, first=self.link is None):
                     raise
-                link = None
-                failures = 1 if self.progressed else failures + 1
                 self._turn += 1
                 log.info("%s", error.message)
-            if (
-                self._patience is not None
-                and asyncio.get_running_loop().time() - silent_since > self._patience
-            ):
-                raise SourceFailedError(
-                    f"no worker answered for {self._patience:g} s", hint="start one, or name another address"
-                )
-            if failures > 1 or not self.progressed:
+            link = None
+            self._require_patience(heard)
+            # After a session that got somewhere the next one is tried at once; then each waits longer.
+            failures, self.progressed = 0 if self.progressed else failures + 1, False
+            if failures:
                 await self._pause(failures)
+
+    async def _unless_stopped(self, work: Coroutine[object, object, _T]) -> _T | None:
+        """What that gives; None, and it is broken off, if the connector is told to stop first."""
+        stopping = asyncio.ensure_future(self._stop.wait())
+        working = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({stopping, working}, return_when=asyncio.FIRST_COMPLETED)
+            return await working if working.done() else None
+        finally:
+            stopping.cancel()
+            working.cancel()
+            with suppress(asyncio.CancelledError, PenstockError):
+                await working
+
+    def _require_patience(self, heard: float) -> None:
+        silence = asyncio.get_running_loop().time() - heard
+        if self._patience is not None and silence > self._patience:
+            raise SourceFailedError(
+                f"no worker answered for {self._patience:g} s", hint="start one, or name another address"
+            )
 
     async def _connected(self, address: str) -> Link:
         return await connect(address, self._hello, self._tls)
 
     async def _pause(self, failures: int) -> None:
-        longest = min(_FIRST_WAIT * 2 ** min(failures, 10), _LONGEST_WAIT)
         with suppress(TimeoutError):
-            async with asyncio.timeout(longest * random.uniform(0.5, 1.0)):
+            async with asyncio.timeout(wait_after(failures)):
                 await self._stop.wait()
 
     @property
@@ -249,27 +206,24 @@ class Connector:
     def _address(self) -> str:
         return self._seeds[self._turn % len(self._seeds)]
 
-    def _prefer(self, address: str) -> None:
-        """Use this address from now on; the others are tried if nobody answers there."""
-        self._seeds = [address, *(each for each in self._seeds if each != address)]
+    def _prefer(self, *addresses: str) -> None:
+        """Use these from now on, the first of them first; the others are tried if nobody answers there."""
+        self._seeds = list(dict.fromkeys([*addresses, *self._seeds]))
         self._turn = 0
+
+    def _fall_back(self, old: str, new: str) -> None:
+        """What to try, the one before the other, if a migration comes to nothing and the connection is lost."""
+        self._prefer(old, new)
+        self._turn = -1
 
     # One session.
 
     async def _session(self, link: Link) -> Link | None:
         """Stream over a link until it ends; the link to go on with, if the worker sent us to another."""
         self.link = link
-        session = _Session(self, link)
-        stopping = asyncio.ensure_future(self._stop.wait())
-        working = asyncio.ensure_future(session.work())
         try:
-            await asyncio.wait({stopping, working}, return_when=asyncio.FIRST_COMPLETED)
-            return await working if working.done() else None
+            return await self._unless_stopped(_Session(self, link).work())
         finally:
-            stopping.cancel()
-            working.cancel()
-            with suppress(asyncio.CancelledError, PenstockError):
-                await working
             self.link = None
             await link.close()
 
@@ -286,7 +240,7 @@ class _Session:
         self._target = ""
         self._leaving = False
         self._closed = asyncio.Event()
-        self._refused: list[_Flow] = []
+        self._refused: list[Flow] = []
 
     async def work(self) -> Link | None:
         """Until the worker ends it, or something fails; a link, if that is where to go on."""
@@ -323,14 +277,14 @@ class _Session:
         if not self._outcome.done():
             self._outcome.set_result(link)
 
-    async def _notify(self, flows: Sequence[_Flow]) -> None:
+    async def _notify(self, flows: Sequence[Flow]) -> None:
         for flow in flows:
             if not flow.ended and not self._target:
                 await self._link.credits(1)
                 with faults.step("source-notify"):
                     await self._link.send(fr.Notify(flow.id, flow.stream.name, self._hint(flow)))
 
-    def _hint(self, flow: _Flow) -> int:
+    def _hint(self, flow: Flow) -> int:
         return self._connector.acked.get(flow.stream.name, 0)
 
     async def _listen(self) -> None:
@@ -359,7 +313,7 @@ class _Session:
         if not self._connector._done:
             raise LinkLostError(f"the worker at {self._link.address} closed the connection")
 
-    def _accepted(self, flow: _Flow, point: int) -> None:
+    def _accepted(self, flow: Flow, point: int) -> None:
         self._start(self._pump(flow, None if point == NOTHING_SEEN else point))
 
     async def _acked(self, points: Iterable[tuple[int, int]]) -> None:
@@ -379,12 +333,12 @@ class _Session:
 
     # One stream.
 
-    async def _pump(self, flow: _Flow, point: int | None) -> None:
+    async def _pump(self, flow: Flow, point: int | None) -> None:
         stream, link = flow.stream, self._link
         flow.at_end = False
-        await self._call(stream, lambda: stream.seek(point))
+        await self._call(flow, lambda: stream.seek(point))
         while not self._target:
-            records = await self._call(stream, stream.read)
+            records = await self._call(flow, stream.read)
             if records is None:
                 flow.at_end = not self._target
                 break
@@ -400,17 +354,23 @@ class _Session:
             with faults.step("source-close"):
                 await link.send(fr.EosMessage(flow.id))
 
-    async def _call(self, stream: Stream, method: Callable[[], object]) -> Records:
-        if stream.blocking:
-            return cast("Records", await asyncio.to_thread(method))
+    async def _call(self, flow: Flow, method: Callable[[], object]) -> Records:
+        if flow.stream.blocking:
+            return cast("Records", await flow.in_thread(method))
         return await _called(method())
 
     # Migration.
 
     def _migrate(self, address: str) -> None:
-        """Stop reading, close the streams, wait for their last ACKs; then go. The later of two addresses counts."""
+        """Stop reading, close the streams, wait for their last ACKs; then go. The later of two addresses counts.
+
+        Whether the worker took an EOS_MESSAGE that is not acknowledged yet for the end of a stream, or for that of a
+        stream that goes on elsewhere, cannot be known: it is said again there.
+        """
         self._target = address
-        self._connector._prefer(address)
+        for flow in self._flows.values():
+            flow.at_end = False
+        self._connector._fall_back(self._link.address, address)
         if not self._leaving:
             self._leaving = True
             self._start(self._leave())
@@ -426,15 +386,16 @@ class _Session:
                     link = await self._connector._connected(self._target)
             except MovedError as moved:
                 self._target = moved.address
-                self._connector._prefer(moved.address)
+                self._connector._fall_back(self._link.address, moved.address)
                 continue
             except (LinkLostError, WorkerRefusedError) as error:
                 log.info("%s", error.message)
-                await asyncio.sleep(min(_FIRST_WAIT * 2**failures, _LONGEST_WAIT))
+                await asyncio.sleep(wait_after(failures))
                 continue
             if self._link.session.connection is Connection.MIGRATING:
                 with suppress(PenstockError), faults.step("source-moved"):
                     await self._link.send(fr.MigrationAck())
+            self._connector._prefer(link.address)
             self._finish(link)
             return
         with suppress(PenstockError):

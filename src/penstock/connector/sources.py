@@ -10,17 +10,32 @@ Posts(host, port)            each POST a message, answered with 200 when it is d
 from __future__ import annotations
 
 import asyncio
+import os
+import queue
+import threading
 from collections import deque
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final, Protocol
 
-from penstock.base.errors import UsageError
+from penstock.base.errors import PenstockError, UsageError
+from penstock.connector.frames import MAX_FRAME
 from penstock.connector.source import CannotSeekError, Record, Records, Stream
 
 _CHUNK: Final = 256 << 10
+_CHUNKS: Final = 4
+"""Chunks of a pipe that are read ahead."""
 _FILE_SHIFT: Final = 40
 _POST_LIMIT: Final = 16 << 20
+
+
+def whole_lines(rest: bytes, chunk: bytes, where: object) -> tuple[list[bytes], bytes]:
+    """The lines that are whole now, and what is begun of the next. One that fits no frame is told before it is kept."""
+    *lines, rest = (rest + chunk).split(b"\n")
+    if len(rest) > MAX_FRAME:
+        raise PenstockError(f"{where} has a line of more than {MAX_FRAME:,} bytes, which fits no frame")
+    return lines, rest
 
 
 class Lines(Stream):
@@ -39,33 +54,48 @@ class Lines(Stream):
         self._at, self._rest = point or 0, b""
         size = self._path.stat().st_size
         if self._at > size:
-            raise CannotSeekError(
-                f"{self._path} has {size} bytes, and the log has its lines up to byte {self._at}: "
-                "it was replaced or cut",
-                hint="send it as a stream of another name",
-            )
+            raise self._changed(f"has {size} bytes")
         self._file = FileIO(self._path)
         self._file.seek(self._at)
 
     def read(self) -> Records:
-        return self.lines()
+        return self.lines(whole=not self._follow)
 
-    def lines(self) -> list[Record] | None:
-        """What `read` gives."""
+    def lines(self, *, whole: bool) -> list[Record] | None:
+        """What `read` gives. Of a file that is `whole` the last line needs no newline, and None comes behind it."""
         assert self._file is not None
         chunk = self._file.read(_CHUNK)
         if not chunk:
-            if self._follow:
-                return []
-            last, self._rest = self._rest, b""
-            return [Record(self._at + len(last), last)] if last else None
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
+            return self._last() if whole else self._nothing_new()
+        lines, self._rest = whole_lines(self._rest, chunk, self._path)
         at, records = self._at, []
         for line in lines:
             at += len(line) + 1
             records.append(Record(at, line))
         self._at = at
         return records
+
+    def _last(self) -> list[Record] | None:
+        last, self._rest = self._rest, b""
+        self._at += len(last)
+        return [Record(self._at, last)] if last else None
+
+    def _nothing_new(self) -> list[Record]:
+        """Whoever waits for more of a file that nobody writes to any more is told so."""
+        assert self._file is not None
+        mine = os.fstat(self._file.fileno())
+        if mine.st_size < self._file.tell():
+            raise self._changed(f"has {mine.st_size} bytes now")
+        with suppress(FileNotFoundError):  # it may be on its way to another name, and the next one to this
+            if not os.path.samestat(mine, self._path.stat()):
+                raise self._changed("is another file now")
+        return []
+
+    def _changed(self, how: str) -> CannotSeekError:
+        return CannotSeekError(
+            f"{self._path} {how}, and the log has its lines up to byte {self._at}: it was replaced or cut",
+            hint="send it as a stream of another name",
+        )
 
     def close(self) -> None:
         if self._file is not None:
@@ -74,9 +104,10 @@ class Lines(Stream):
 
 
 class DirectoryLines(Stream):
-    """Lines of all files of a directory, in the order of their names. New files must sort behind the old ones.
+    """Lines of all files of a directory, in the order of their names.
 
-    An id is the number of the file in that order and the byte behind the line in it.
+    An id is the number of the file in that order and the byte behind the line in it. So new files must sort behind the
+    old ones, and the old ones must stay. With `follow`, a file is whole once there is another behind it.
     """
 
     def __init__(
@@ -85,39 +116,63 @@ class DirectoryLines(Stream):
         self.name = name or path.name
         self._path, self._pattern, self._follow = path, pattern, follow
         self._number = 0
+        self._passed: list[Path] = []
         self._lines: Lines | None = None
 
     def seek(self, point: int | None) -> None:
         self._number = 0 if point is None else point >> _FILE_SHIFT
         within = None if point is None else point & ((1 << _FILE_SHIFT) - 1)
+        self.close()
+        self._passed = []
         files = self._files()
         if point is not None and self._number >= len(files):
             raise CannotSeekError(
                 f"{self._path} has {len(files)} files, and the log has lines of {self._number + 1}"
             )
-        self._lines = None
         if self._number < len(files):
-            self._lines = Lines(files[self._number])
-            self._lines.seek(within)
+            self._open(files, within)
 
     def read(self) -> Records:
         files = self._files()
         if self._lines is None:
             if self._number >= len(files):
                 return [] if self._follow else None
-            self._lines = Lines(files[self._number])
-            self._lines.seek(None)
-        records = self._lines.lines()
+            self._open(files, None)
+        assert self._lines is not None
+        newest = self._number + 1 >= len(files)
+        records = self._lines.lines(whole=not (self._follow and newest))
         if records is None:
-            if self._number + 1 < len(files) or not self._follow:
-                self._lines.close()
-                self._lines, self._number = None, self._number + 1
+            self.close()
+            self._number += 1
             return []
         base = self._number << _FILE_SHIFT
         return [Record(base + record.id, record.body) for record in records]
 
+    def close(self) -> None:
+        if self._lines is not None:
+            self._lines.close()
+            self._lines = None
+
+    def _open(self, files: list[Path], point: int | None) -> None:
+        self._passed = files[: self._number + 1]
+        self._lines = Lines(files[self._number])
+        self._lines.seek(point)
+
     def _files(self) -> list[Path]:
-        return sorted(file for file in self._path.glob(self._pattern) if file.is_file())
+        files = sorted(file for file in self._path.glob(self._pattern) if file.is_file())
+        passed = self._passed
+        if files[: len(passed)] != passed:
+            odd = next((a for a, b in zip(passed, files, strict=False) if a != b), passed[-1])
+            raise CannotSeekError(
+                f"{self._path} has other files before {odd.name} than it had",
+                hint="new files must sort behind the old ones, and the old ones must stay",
+            )
+        return files
+
+
+def _weight(body: bytes) -> int:
+    """What a record takes of memory, about."""
+    return len(body) + 200
 
 
 class Kept(Stream):
@@ -137,12 +192,12 @@ class Kept(Stream):
 
     def put(self, body: bytes) -> int | None:
         """Take a message; its id, or None if there is no room, or no worker has told yet where to go on."""
-        if self._next is None or self.size + len(body) > self.limit:
+        if self._next is None or self.size + _weight(body) > self.limit:
             return None
         record = Record(self._next, body)
         self._next += 1
         self.kept.append(record)
-        self.size += len(body)
+        self.size += _weight(body)
         self._unread += 1
         return record.id
 
@@ -166,38 +221,68 @@ class Kept(Stream):
 
     def ack(self, point: int) -> None:
         while self.kept and self.kept[0].id <= point:
-            self.size -= len(self.kept.popleft().body)
+            self.size -= _weight(self.kept.popleft().body)
         self._durable = max(self._durable, point)
         self._unread = min(self._unread, len(self.kept))
 
 
+class Readable(Protocol):
+    """What a pipe is read from: a file without a buffer of its own, such as `sys.stdin.buffer.raw`.
+
+    A buffer is locked by the thread that waits in it, and then Python cannot end.
+    """
+
+    def read(self, size: int, /) -> bytes | None:
+        """What there is, up to so much; waits if there is nothing, and is empty at the end."""
+
+
 class PipeLines(Kept):
-    """Lines of a file that cannot be read twice. Run again with the same lines, it sends only what the log lacks."""
+    """Lines of a file that cannot be read twice. Run again with the same lines, it sends only what the log lacks.
 
-    blocking = True
+    A thread reads, and is left alone with a pipe that says nothing: neither a lost connection nor the end of the
+    connector waits for it. What it has read is numbered and kept by whoever calls `read`.
+    """
 
-    def __init__(self, file: BinaryIO, *, name: str) -> None:
+    def __init__(self, file: Readable, *, name: str) -> None:
         super().__init__(name)
         self._file = file
         self._number = 0
+        self._rest = b""
+        self._chunks: queue.Queue[bytes | OSError] = queue.Queue(maxsize=_CHUNKS)
+        self._reader: threading.Thread | None = None
 
     def read(self) -> Records:
-        again = super().read()
-        if again != [] or self.size > self.limit // 2:
-            return again
-        for line in self._file.readlines(_CHUNK):
-            self._number += 1
-            if self._next is not None and self._number >= self._next:
-                self.put(line.removesuffix(b"\n"))
-            self._any = True
-        self.over = not self._read_any()
+        if self._reader is None:
+            self._reader = threading.Thread(target=self._read_on, name=f"lines of {self.name}", daemon=True)
+            self._reader.start()
+        while not self._unread and not self.over and self.size <= self.limit // 2:
+            try:
+                chunk = self._chunks.get_nowait()
+            except queue.Empty:
+                break
+            if isinstance(chunk, OSError):
+                raise PenstockError(f"stream '{self.name}' cannot be read: {chunk}")
+            self._took(chunk)
         return super().read()
 
-    _any = False
+    def _took(self, chunk: bytes) -> None:
+        if chunk:
+            lines, self._rest = whole_lines(self._rest, chunk, self.name)
+        else:
+            lines, self._rest, self.over = [self._rest] if self._rest else [], b"", True
+        for line in lines:
+            self._number += 1
+            if self._next is not None and self._number >= self._next:
+                self.put(line)
 
-    def _read_any(self) -> bool:
-        found, self._any = self._any, False
-        return found
+    def _read_on(self) -> None:
+        """In the thread: what there is, as soon as there is any; empty at the end."""
+        try:
+            while chunk := self._file.read(_CHUNK):
+                self._chunks.put(chunk)
+            self._chunks.put(b"")
+        except OSError as error:
+            self._chunks.put(error)
 
 
 class Datagrams(Kept):

@@ -1,9 +1,10 @@
 """Who may use the console, and for what.
 
-On a loopback address the user who started it, and root, need no secret: the kernel tells whose connection it is.
-Everybody else logs in with a secret, in the page's form or as a bearer token. Secrets are compared in constant time,
-and too many wrong ones are not answered for a while. A session is a random cookie that no script can read; what
-changes something also needs the session's second secret, which only the page itself knows.
+On a loopback address the user who started it, and root, need no secret: the kernel tells whose connection it is, for
+each connection anew, so there is nothing that could be stolen, or run out. Everybody else logs in with a secret, in
+the page's form or as a bearer token. Secrets are compared in constant time, and to an address that sends too many
+wrong ones nothing is answered for a while. A session of somebody who has logged in is a random cookie that no script
+can read. What changes something also needs a second secret, which only the page itself knows.
 
 A viewer may look at everything and change nothing.
 """
@@ -32,6 +33,7 @@ SESSION_SECONDS = 12 * 3600.0
 _MOST_SESSIONS = 1000
 _SHORTEST_SECRET = 12
 _WRONG_ALLOWED, _WRONG_SECONDS = 10, 60.0
+_MOST_ADDRESSES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Credential:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Somebody who is let in."""
+    """Somebody who is let in. Without an `id` it is for one request: whose it is was told by something else."""
 
     id: str
     csrf: str
@@ -106,7 +108,34 @@ def read_users(path: Path) -> list[Credential]:
 
 
 def _digest(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode()).digest()
+    return hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
+
+
+class Attempts:
+    """Wrong secrets, by the address that they came from; of an IPv6 address the network counts. Bounded."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._wrong: dict[str, deque[float]] = {}
+
+    def add(self, host: str) -> None:
+        came = self._wrong.pop(_network(host), None) or deque(maxlen=_WRONG_ALLOWED)
+        came.append(self._clock())
+        self._wrong[_network(host)] = came
+        while len(self._wrong) > _MOST_ADDRESSES:
+            del self._wrong[next(iter(self._wrong))]
+
+    def too_many(self, host: str) -> bool:
+        came = self._wrong.get(_network(host), ())
+        return sum(self._clock() - at <= _WRONG_SECONDS for at in came) >= _WRONG_ALLOWED
+
+
+def _network(host: str) -> str:
+    try:
+        address, _ = _plain((host.partition("%")[0], 0))
+    except ValueError:
+        return host
+    return str(ipaddress.ip_network((address, 64), strict=False)) if ":" in address else address
 
 
 class Access:
@@ -126,36 +155,34 @@ class Access:
         self.read_only = read_only
         self._clock = clock
         self._sessions: dict[str, Session] = {}
-        self._wrong: deque[float] = deque()
+        self._attempts = Attempts(clock)
+        self._local_csrf = secrets.token_urlsafe(32)
 
-    def by_secret(self, secret: str) -> User | None:
-        """Whose secret this is. All are compared, whichever fits; None also while too many wrong ones came."""
-        if self.locked:
+    def by_secret(self, secret: str, host: str) -> User | None:
+        """Whose secret came from `host`. All are compared, whichever fits; None also after too many wrong ones."""
+        if self.locked(host):
             return None
         given, found = _digest(secret), None
         for known in self.credentials:
             if hmac.compare_digest(given, known.digest):
                 found = known.user
         if found is None:
-            self._wrong.append(self._clock())
+            self._attempts.add(host)
         return self._allowed(found) if found else None
 
-    @property
-    def locked(self) -> bool:
-        """Whether so many wrong secrets came that none is looked at."""
-        now = self._clock()
-        while self._wrong and now - self._wrong[0] > _WRONG_SECONDS:
-            self._wrong.popleft()
-        return len(self._wrong) >= _WRONG_ALLOWED
+    def locked(self, host: str) -> bool:
+        """Whether so many wrong secrets came from there that none is looked at."""
+        return self._attempts.too_many(host)
 
-    def by_connection(self, peer: tuple[str, int], here: tuple[str, int]) -> User | None:
-        """Who has the other end of a connection on this machine, if that one may come in without a secret."""
+    def by_connection(self, peer: tuple[str, int], here: tuple[str, int]) -> Session | None:
+        """For who has the other end of a connection on this machine, if that one may come in without a secret."""
         if not self.local or not is_loopback(peer[0]):
             return None
         uid = connection_owner(peer, here)
         if uid is None or uid not in (os.getuid(), 0):
             return None
-        return self._allowed(User(f"{_user_name(uid)}@{socket.gethostname()}", OPERATOR))
+        user = self._allowed(User(f"{_user_name(uid)}@{socket.gethostname()}", OPERATOR))
+        return Session("", self._local_csrf, user, float("inf"))
 
     def begin(self, user: User) -> Session:
         """A new session; the oldest goes when there are too many."""
@@ -174,12 +201,19 @@ class Access:
     def end(self, session: Session) -> None:
         self._sessions.pop(session.id, None)
 
+    def holds(self, session: Session) -> bool:
+        """Whether somebody who was let in still is: not logged out meanwhile, and not for too long."""
+        return not session.id or self.session(session.id) is not None
+
     def _allowed(self, user: User) -> User:
         return User(user.name, VIEWER) if self.read_only else user
 
 
 def connection_owner(peer: tuple[str, int], here: tuple[str, int]) -> int | None:
-    """The user id that has the other end of a TCP connection on this machine; None if the kernel does not tell."""
+    """The user id that has the other end of a TCP connection on this machine; None if the kernel does not tell.
+
+    A connection that its owner has closed belongs to nobody, and is listed as one of root: it has no inode.
+    """
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             lines = Path(table).read_text().splitlines()[1:]
@@ -188,7 +222,7 @@ def connection_owner(peer: tuple[str, int], here: tuple[str, int]) -> int | None
         for line in lines:
             words = line.split()
             if _end(words[1]) == _plain(peer) and _end(words[2]) == _plain(here):
-                return int(words[7])
+                return int(words[7]) if words[9] != "0" else None
     return None
 
 

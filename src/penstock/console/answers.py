@@ -9,6 +9,8 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
+from penstock.base.secrets import mask
+
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
@@ -23,6 +25,15 @@ HEADERS = {
 
 def json_answer(value: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(value, enc_hook=str), content_type="application/json")
+
+
+def masked(value: object) -> object:
+    """Plain values without any secret in their texts, however deep."""
+    if isinstance(value, str):
+        return mask(value)
+    if isinstance(value, dict):
+        return {name: masked(one) for name, one in value.items()}
+    return [masked(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def problem(status: int, message: str, hint: str | None = None) -> web.Response:

@@ -18,6 +18,7 @@ from penstock.connector import moving
 from penstock.connector.settings import JOURNALS, split
 from penstock.connector.status import WorkerStatus, survey
 from penstock.console.actions import Outcome, Plan, Wish
+from penstock.console.answers import masked
 from penstock.console.reaching import Reaching
 from penstock.console.remembered import Remembered
 from penstock.console.views import Json
@@ -35,7 +36,7 @@ class Connectors:
     def __init__(self, reaching: Reaching, cookie: bytes = b"") -> None:
         self._reaching = reaching
         self._cookie = cookie
-        self._listed = Remembered(reaching)
+        self._listed = Remembered(reaching, {"workers": [], "history": {"deeds": [], "problem": None}})
 
     def list(self) -> Json:
         """All workers, and who moved what lately, the newest first."""
@@ -111,7 +112,7 @@ def _told_prefix(prefix: str) -> str:
 def _read(client: Client) -> Json:
     return {
         "workers": [told(one) for one in asyncio.run(_asked(client))],
-        "history": msgspec.to_builtins(audit.told(client, _MOST_DEEDS, action=moving.ACTION)),
+        "history": masked(msgspec.to_builtins(audit.told(client, _MOST_DEEDS, action=moving.ACTION))),
     }
 
 

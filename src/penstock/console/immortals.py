@@ -26,7 +26,7 @@ class Immortals:
     """May be used by several threads."""
 
     def __init__(self, reaching: Reaching) -> None:
-        self._listed = Remembered(reaching)
+        self._listed = Remembered(reaching, {"instances": []})
         self._lock = threading.Lock()
         self._ends: dict[str, tuple[float, int]] = {}
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from itertools import islice
 
 import msgspec
 
 from penstock.base.errors import PenstockError, UsageError
 from penstock.base.secrets import mask
 from penstock.console.actions import Outcome, Plan, Wish
+from penstock.console.answers import masked
 from penstock.console.cluster import Cluster
 from penstock.console.reaching import Reaching
 from penstock.console.remembered import Remembered
@@ -33,10 +35,22 @@ from penstock.pipeline.operations import Directory
 
 PAGE = 50
 _MOST_FRAGMENTS = 500
+_COUNTED = 1000
+"""Of its fragments, for a list: as many as come with one answer of a broker."""
 _MOST_STORES = 20
 _HEALTHY_SECONDS = 30.0
 _REMEMBERED = 5000
 _MOST_DEEDS = 20
+_NO_LIST: Json = {"rows": [], "found": 0, "total": 0, "from": 0, "page": PAGE, "most_fragments": _COUNTED}
+_NO_HEALTH: Json = {
+    "cluster": None,
+    "brokers": [],
+    "journals": 0,
+    "short": [],
+    "stores": [],
+    "more_stores": 0,
+    "keyspace": None,
+}
 _NOT_SUSPENDED = "Not suspended: content is not in a store yet, or in use."
 
 
@@ -48,7 +62,7 @@ class JournalQuestions:
         self._cluster = cluster
         self._heads: dict[str, tuple[float, int]] = {}
         self._stores: dict[str, tuple[float, str]] = {}
-        self._healthy, self._listed = Remembered(reaching), Remembered(reaching)
+        self._healthy, self._listed = Remembered(reaching, _NO_HEALTH), Remembered(reaching, _NO_LIST)
         self._lock = threading.Lock()
 
     def list(self, asked: Mapping[str, str]) -> Json:
@@ -66,6 +80,7 @@ class JournalQuestions:
             "total": len(everything),
             "from": start,
             "page": PAGE,
+            "most_fragments": _COUNTED,
         }
 
     def detail(self, journal: str) -> Json:
@@ -93,8 +108,8 @@ class JournalQuestions:
             **row,
             "state": status.state if status else None,
             "replicas": msgspec.to_builtins(status.replicas) if status else [],
-            "spec": plain(found.spec),
-            "history": msgspec.to_builtins(history),
+            "spec": masked(plain(found.spec)),
+            "history": masked(msgspec.to_builtins(history)),
             "head": head,
             "problem": problem,
             "fragment_count": len(fragments),
@@ -191,16 +206,18 @@ class JournalQuestions:
             "stores": [mask(url) for url in journal.spec.fragment.stores],
             "bytes": None,
             "head": None,
+            "fragments": None,
             "rate": None,
             "problem": None,
         }
         if upkeep.without_brokers(journal):
-            return {**row, "bytes": 0}
+            return {**row, "bytes": 0, "fragments": 0}
         try:
-            begin, head = _extent(client, name)
+            begin, head, fragments = _extent(client, name)
         except PenstockError as error:
             return {**row, "problem": mask(error.message)}
-        return {**row, "bytes": head - begin, "head": head, "rate": self._rate(name, head)}
+        size = {"bytes": head - begin, "head": head, "fragments": fragments}
+        return {**row, **size, "rate": self._rate(name, head)}
 
     def _rate(self, journal: str, head: int) -> float | None:
         now = time.monotonic()
@@ -227,10 +244,11 @@ class JournalQuestions:
         return mask(known[1]) or None
 
 
-def _extent(client: Client, journal: str) -> tuple[int, int]:
+def _extent(client: Client, journal: str) -> tuple[int, int, int]:
+    """Where it begins, where it ends, and how many fragments it has; of many, those that one answer holds."""
     head = client.head(journal)
-    first = next(client.fragments(journal), None)
-    return (first.spec.begin if first is not None else head), head
+    fragments = list(islice(client.fragments(journal), _COUNTED))
+    return (fragments[0].spec.begin if fragments else head), head, len(fragments)
 
 
 def _whole(journal: ListResponse.Journal, brokers: int) -> bool:
@@ -274,7 +292,7 @@ def _plan_suspend(name: str, journal: ListResponse.Journal, options: str) -> Pla
     )
 
 
-def _plan_reset(name: str, extent: tuple[int, int] | None, options: str) -> Plan:
+def _plan_reset(name: str, extent: tuple[int, int, int] | None, options: str) -> Plan:
     where = f" Its write head is {extent[1]} now." if extent else ""
     return Plan(
         f"Reset the write head of {name}",

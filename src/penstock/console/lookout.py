@@ -1,9 +1,10 @@
 """The lookout: one thread that looks at all pipelines, remembers what it saw, and tells who waits for news.
 
-A pipeline that runs is looked at twice a second, one that rests every few seconds, and none of a data directory that
-nobody owns: nothing can change there until somebody takes it. Each look reads only what has grown. What it saw is
-kept as JSON, ready to send; a subscriber is told which pipelines have news, never a queue of them, so a page that is
-slow costs nothing.
+A pipeline that runs is looked at twice a second. Those that rest are, too, while a page is open and they are few: as
+often as costs a small part of one processor, and at least every few seconds. None is of a data directory that nobody
+owns: nothing can change there until somebody takes it. Each look reads only what has grown. What it saw is kept as
+JSON, ready to send; a subscriber is told which pipelines have news, never a queue of them, so a page that is slow costs
+nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -20,10 +20,13 @@ import msgspec
 from penstock.base.errors import PenstockError
 from penstock.base.secrets import mask
 from penstock.console.history import History
+from penstock.console.pace import Pace
 from penstock.console.reaching import DirectoryPlace, Reaching
-from penstock.console.views import Json, pipeline_view
+from penstock.console.views import Json, pipeline_view, told_nodes
+from penstock.journal.client import BrokerGoneError, TimedOutError, UnauthenticatedError
 from penstock.pipeline.clock import now_us
 from penstock.pipeline.operations import Directory
+from penstock.pipeline.progress import NodeProgress
 from penstock.pipeline.records import PipelineStatus
 from penstock.pipeline.watching import Journals, Watched, listed
 
@@ -31,11 +34,16 @@ log = logging.getLogger(__name__)
 
 TICK = 0.5
 RESTING = 5.0
-"""A pipeline that does not run is looked at as often as this, in seconds."""
+"""A pipeline that does not run is looked at at least as often as this, in seconds."""
 LISTING = 2.0
 """And whether there are new ones."""
-_RATE_WINDOW = 4.0
+SHARE = 0.15
+"""Of a processor: what looking more often than that may cost."""
+_RATE_WINDOW, _BEAT_WINDOW = 4.0, 12.0
+"""Seconds that a rate is worked out over; the longer one for what is known from the beats of a run only."""
 _SAMPLE = 1.0
+_OF_THE_PLACE = (BrokerGoneError, TimedOutError, UnauthenticatedError)
+"""What goes wrong with all pipelines at once; of anything else the others do not suffer."""
 
 
 @dataclass
@@ -46,10 +54,17 @@ class _Kept:
     status: PipelineStatus | None = None
     view: Json = field(default_factory=dict)
     text: bytes = b"{}"
-    due: float = 0.0
+    looked: float = float("-inf")
+    cost: float = 0.0
+    """How long the last look took."""
+    failed: bool = False
     sampled: float = 0.0
-    marks: deque[tuple[float, dict[str, int]]] = field(default_factory=deque)
-    """How far things were, some seconds back: what rates are worked out from."""
+    positions: Pace = field(default_factory=Pace)
+    functions: Pace = field(default_factory=Pace)
+
+    @property
+    def rests(self) -> bool:
+        return self.status is None or not self.status.running
 
 
 class Subscriber:
@@ -86,7 +101,7 @@ class Lookout:
         self._clock = clock
         self._kept: dict[str, _Kept] = {}
         self._journals: dict[str, Journals] = {}
-        self._listed = float("-inf")
+        self._listed, self._listing_cost = float("-inf"), 0.0
         self._seen: object = None
         self._subscribers: set[Subscriber] = set()
         self._lock = threading.Lock()
@@ -110,7 +125,7 @@ class Lookout:
         self._seen = None
         self._listed = float("-inf")
         for kept in list(self._kept.values()):
-            kept.due = 0.0
+            kept.looked = float("-inf")
         self._nudged.set()
 
     def names(self) -> list[str]:
@@ -155,7 +170,7 @@ class Lookout:
         while not self._stopping.is_set():
             self._nudged.clear()
             try:
-                self._look()
+                self.look()
                 self._set_problem(None)
             except PenstockError as error:
                 self._set_problem(mask(f"{error.message}" + (f" ({error.hint})" if error.hint else "")))
@@ -166,26 +181,22 @@ class Lookout:
             self.reaching.idle()
             self._nudged.wait(TICK)
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Look once, at what it is time for. The thread does so again and again."""
         seen = self.reaching.changed()
         if seen is not None and seen == self._seen:
             self._sample_all()
             return
-        if isinstance(self.reaching, DirectoryPlace) and not self.reaching.exists:
+        if not self.reaching.exists:
             self._forget_others(set())
             return
         with self.reaching.looking() as directory:
             now = self._clock()
-            if now - self._listed >= LISTING or seen is not None:
+            if now - self._listed >= self._patience(self._listing_cost, LISTING) or seen is not None:
                 self._journals = listed(directory)
-                self._listed = now
+                self._listed, self._listing_cost = now, self._clock() - now
                 self._forget_others(set(self._journals))
-            due = [
-                name
-                for name in self._journals
-                if seen is not None or name not in self._kept or self._kept[name].due <= now
-            ]
-            for done, name in enumerate(due):
+            for done, name in enumerate(due := self._due(now, everything=seen is not None)):
                 if self._stopping.is_set():
                     return
                 if self._round is not None:
@@ -196,29 +207,42 @@ class Lookout:
             self._seen = self.reaching.changed()
         self._sample_all()
 
+    def _due(self, now: float, *, everything: bool) -> Sequence[str]:
+        """The pipelines that are to be looked at now."""
+        resting = sum(kept.cost for kept in self._kept.values() if kept.rests)
+        rest = self._patience(resting, RESTING)
+        due = []
+        for name in self._journals:
+            kept = self._kept.get(name)
+            wait = 0.0 if kept is None else RESTING if kept.failed else rest if kept.rests else 0.0
+            if everything or kept is None or now - kept.looked >= wait:
+                due.append(name)
+        return due
+
+    def _patience(self, cost: float, most: float) -> float:
+        """How long to wait between two looks that take `cost` seconds: not long, if somebody waits for news."""
+        return min(most, cost / SHARE) if self._subscribers else most
+
     def _look_at(self, directory: Directory, name: str) -> None:
         kept = self._kept.get(name) or _Kept(Watched(name))
+        began = kept.looked = self._clock()
         try:
             status = kept.watched.look(directory, now_us(), self._journals[name])
+        except _OF_THE_PLACE:
+            raise
         except PenstockError as error:
-            kept.due = self._clock() + RESTING
+            kept.failed = True
             kept.view = {**kept.view, "name": name, "unreadable": mask(error.message)}
             self._publish(name, kept)
-            raise
-        kept.status = status
-        kept.due = self._clock() + (0.0 if status.running else RESTING)
-        self._publish(name, kept, self._rates(kept, status), directory)
+            return
+        kept.status, kept.cost, kept.failed = status, self._clock() - began, False
+        file, control = directory.run_file(name), kept.watched.control
+        told = told_nodes(control, file)
+        rates = self._rates(kept, status, told, _RATE_WINDOW if file else _BEAT_WINDOW)
+        kept.view = pipeline_view(status, control, file, told, rates)
+        self._publish(name, kept)
 
-    def _publish(
-        self,
-        name: str,
-        kept: _Kept,
-        rates: dict[str, float] | None = None,
-        directory: Directory | None = None,
-    ) -> None:
-        if kept.status is not None and directory is not None:
-            file = directory.run_file(name)
-            kept.view = pipeline_view(kept.status, kept.watched.control, file, rates or {})
+    def _publish(self, name: str, kept: _Kept) -> None:
         text = msgspec.json.encode(kept.view)
         news = text != kept.text
         with self._lock:
@@ -227,18 +251,16 @@ class Lookout:
         if news:
             self._tell({name})
 
-    def _rates(self, kept: _Kept, status: PipelineStatus) -> dict[str, float]:
-        """Messages a second of the source (under the empty name) and of each sink, over the last seconds."""
+    def _rates(
+        self, kept: _Kept, status: PipelineStatus, told: Sequence[NodeProgress], window: float
+    ) -> dict[str, float]:
+        """Messages a second of the source (under the empty name), of each function and of each sink."""
         now = self._clock()
-        marks = {"": status.next, **{sink.sink: sink.watermark for sink in status.sinks}}
-        kept.marks.append((now, marks))
-        while len(kept.marks) > 2 and now - kept.marks[1][0] >= _RATE_WINDOW:
-            kept.marks.popleft()
-        began, before = kept.marks[0]
-        elapsed = now - began
-        if not status.running or elapsed <= 0:
-            return {}
-        return {name: round(max(at - before.get(name, at), 0) / elapsed, 1) for name, at in marks.items()}
+        positions = {"": status.next, **{sink.sink: sink.watermark for sink in status.sinks}}
+        functions = {node.node: node.delivered for node in told if node.kind == "function"}
+        rates = kept.functions.rates(now, functions, window)
+        rates |= kept.positions.rates(now, positions, _RATE_WINDOW)
+        return rates if status.running else {}
 
     def _sample_all(self) -> None:
         """Note the numbers of this second for the charts."""

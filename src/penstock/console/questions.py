@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.base.errors import PenstockError, UsageError
 from penstock.base.secrets import mask
+from penstock.console.answers import masked
 from penstock.console.definitions import Definitions
 from penstock.console.reaching import Reaching
 from penstock.console.views import Json
@@ -187,9 +188,5 @@ def _edit(one: object) -> Json:
     shown: Json = msgspec.to_builtins(one)
     detail = shown.get("detail")
     if isinstance(detail, dict):
-        shown["detail"] = {
-            name: mask(value) if isinstance(value, str) else value
-            for name, value in detail.items()
-            if name != "graph"
-        }
+        shown["detail"] = masked({name: value for name, value in detail.items() if name != "graph"})
     return {"sink": None, **shown}

@@ -61,6 +61,11 @@ class Reaching(Protocol):
         ...
 
     @property
+    def exists(self) -> bool:
+        """False as long as nothing was ever there."""
+        ...
+
+    @property
     def options(self) -> str:
         """What a command needs to be told to look at the same place."""
         ...
@@ -102,6 +107,10 @@ class BrokerPlace:
         return self._address
 
     @property
+    def exists(self) -> bool:
+        return True
+
+    @property
     def options(self) -> str:
         return f" --broker {self._address}"
 
@@ -119,6 +128,7 @@ class DirectoryPlace:
         self._broker: EmbeddedBroker | None = None
         self._mine: Client | None = None
         self._users = 0
+        self._closed = False
         self._opened = self._used = self._left = 0.0
         self._epoch, self._after_mine = 0, -1
 
@@ -187,6 +197,7 @@ class DirectoryPlace:
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             self._let_go()
             self._drop_client()
 
@@ -203,6 +214,8 @@ class DirectoryPlace:
 
     def _now(self, *, last: bool) -> tuple[Client, Owner | None] | None:
         """What can be used at this moment; None if it is to be tried again."""
+        if self._closed:
+            raise PenstockError("the console is ending")
         if self._broker is not None:
             assert self._mine is not None
             worn = time.monotonic() - self._opened > LONGEST

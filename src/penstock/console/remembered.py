@@ -13,13 +13,17 @@ from penstock.pipeline.operations import Directory
 class Remembered:
     """May be used by several threads."""
 
-    def __init__(self, reaching: Reaching) -> None:
+    def __init__(self, reaching: Reaching, nothing: Json) -> None:
+        """`nothing` is the answer where there is nothing yet."""
         self._reaching = reaching
+        self._nothing = nothing
         self._lock = threading.Lock()
         self._known: tuple[object, object, Json] | None = None
 
     def get(self, read: Callable[[Directory], Json], question: object = None) -> Json:
         """The last answer if it was to the same question and still holds, else what is read now."""
+        if not self._reaching.exists:
+            return self._nothing
         before = self._reaching.changed()
         with self._lock:
             known = self._known

@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 from penstock import __version__
-from penstock.base.errors import PenstockError, UsageError
+from penstock.base.errors import AwayError, UsageError
 from penstock.console.access import Access
 from penstock.console.actions import Actions, Outcome, Plan, Wish
 from penstock.console.answers import json_answer, problem
@@ -62,8 +62,10 @@ class Console:
         options: Options,
         cluster: Cluster | None = None,
         cookie: bytes = b"",
+        beside: str = "",
     ) -> None:
-        """`cookie` is what workers of connectors want of who moves their instances."""
+        """`cookie` is what workers of connectors want of who moves their instances; `beside` the pipeline that runs."""
+        self._beside = beside
         self._lookout = lookout
         self._questions = questions
         self._actions = actions
@@ -72,7 +74,7 @@ class Console:
         self._connectors = Connectors(lookout.reaching, cookie)
         self._guard = Guard(access, options)
         self._threads = ThreadPoolExecutor(_THREADS, "console")
-        self._streams = Streams(lookout, questions, self._in_thread)
+        self._streams = Streams(lookout, questions, self._in_thread, self._guard.still_in)
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=_MOST_BODY, middlewares=[self._guard.guarded])
@@ -126,9 +128,7 @@ class Console:
     # The page
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
-        response = await self._file(request, name="index.html")
-        self._guard.welcome(request, response)
-        return response
+        return await self._file(request, name="index.html")
 
     async def _login_page(self, request: web.Request) -> web.StreamResponse:
         return await self._file(request, name="login.html")
@@ -159,7 +159,8 @@ class Console:
                 "place": self._lookout.reaching.place,
                 "options": self._lookout.reaching.options,
                 "version": __version__,
-                "logout": self._guard.has_logins,
+                "beside": self._beside,
+                "logout": bool(session.id),
             }
         )
 
@@ -201,7 +202,7 @@ class Console:
         try:
             return await loop.run_in_executor(self._threads, work)
         except (BrokerGoneError, TimedOutError) as error:
-            raise PenstockError(
+            raise AwayError(
                 f"the broker does not answer: {error.message}",
                 hint="the console goes on by itself when it is back",
             ) from None

@@ -78,13 +78,14 @@ async def serve(
     stop: asyncio.Event,
     cluster: Cluster | None = None,
     cookie: bytes = b"",
+    run: str = "",
 ) -> None:
-    """Serve until `stop`; `ready` is told the address."""
+    """Serve until `stop`; `ready` is told the address. `run` is the pipeline whose run this is beside."""
     options = door.options()
     access = Access(door.credentials, local=is_loopback(options.host), read_only=door.read_only)
     lookout = Lookout(reaching)
     questions, actions = Questions(reaching, definitions), Actions(reaching, definitions)
-    console = Console(lookout, questions, actions, access, options, cluster, cookie)
+    console = Console(lookout, questions, actions, access, options, cluster, cookie, run)
     runner = web.AppRunner(
         console.application(), access_log=None, handle_signals=False, shutdown_timeout=_STOP_SECONDS
     )
@@ -122,8 +123,9 @@ def beside(
     ready: Callable[[str], None],
     cluster: Cluster | None = None,
     cookie: bytes = b"",
+    run: str = "",
 ) -> Iterator[None]:
-    """The console in a thread of its own for the time of the block."""
+    """The console in a thread of its own for the time of the block; `run` is the pipeline that runs meanwhile."""
     door.options()
     started = threading.Event()
     failure: list[BaseException] = []
@@ -137,9 +139,9 @@ def beside(
             ready(address)
             started.set()
 
-        await serve(reaching, definitions, door, ready=up, stop=stop, cluster=cluster, cookie=cookie)
+        await serve(reaching, definitions, door, ready=up, stop=stop, cluster=cluster, cookie=cookie, run=run)
 
-    def run() -> None:
+    def live() -> None:
         try:
             asyncio.run(work())
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for us
@@ -147,7 +149,7 @@ def beside(
         finally:
             started.set()
 
-    thread = threading.Thread(target=run, name="console", daemon=True)
+    thread = threading.Thread(target=live, name="console", daemon=True)
     thread.start()
     started.wait()
     if failure:

@@ -1,6 +1,7 @@
 """What is told as it happens, as server-sent events: the live picture, and messages as they pass a node.
 
-How many wait for news or tap a node at once is limited; one that is slow holds nobody up.
+How many wait for news or tap a node at once is limited; one that is slow holds nobody up. Who logs out is told nothing
+more.
 """
 
 from __future__ import annotations
@@ -39,10 +40,18 @@ class InThread(Protocol):
 class Streams:
     """Of one console. Lives in one event loop."""
 
-    def __init__(self, lookout: Lookout, questions: Questions, work: InThread) -> None:
+    def __init__(
+        self,
+        lookout: Lookout,
+        questions: Questions,
+        work: InThread,
+        still_in: Callable[[web.Request], bool],
+    ) -> None:
+        """`still_in` tells whether who asked may still be answered."""
         self._lookout = lookout
         self._questions = questions
         self._work = work
+        self._still_in = still_in
         self._streams = self._taps = 0
         self._ending = asyncio.Event()
 
@@ -63,7 +72,12 @@ class Streams:
             await self._send(response, set(self._lookout.names()))
             await response.write(event("ready", b"{}"))
             while not self._ending.is_set():
-                await self._send(response, await self._news(news, subscriber))
+                told = await self._news(news, subscriber)
+                if not self._still_in(request):
+                    break
+                await self._send(response, told)
+            if self._ending.is_set():
+                await response.write(event("end", b"{}"))
             return response
         except (ConnectionError, asyncio.CancelledError):
             return web.Response()
@@ -116,7 +130,7 @@ class Streams:
         try:
             response = await self._stream(request)
             quiet = time.monotonic()
-            while not self._ending.is_set():
+            while not self._ending.is_set() and self._still_in(request):
                 before = start
                 try:
                     upcoming, rows, refused = await self._work(

@@ -55,10 +55,11 @@ def pipeline_view(
     status: PipelineStatus,
     control: ControlState,
     file: RunFile | None,
+    nodes_told: Sequence[NodeProgress],
     rates: Mapping[str, float],
 ) -> Json:
     """Everything that the overview and the pages of a pipeline show without asking for more."""
-    told = {node.node: node for node in (file.progress.nodes if file else _beaten(control))}
+    told = {node.node: node for node in nodes_told}
     live = told if status.running else {}
     nodes, edges = _shape(status, control, told)
     sinks = {sink.sink: sink for sink in status.sinks}
@@ -99,8 +100,10 @@ def pipeline_view(
     }
 
 
-def _beaten(control: ControlState) -> Sequence[NodeProgress]:
-    """The functions, as of the last beat of a run that has its file elsewhere."""
+def told_nodes(control: ControlState, file: RunFile | None) -> Sequence[NodeProgress]:
+    """What the run tells of its nodes. Of one that has its file elsewhere: the functions, as of its last beat."""
+    if file is not None:
+        return file.progress.nodes
     return msgspec.convert(control.run.functions, list[NodeProgress]) if control.run else ()
 
 

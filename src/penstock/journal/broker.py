@@ -67,7 +67,9 @@ class Broker(Hosting):
 
     def list(self, request: ListRequest, claims: Claims) -> AsyncIterator[ListResponse]:
         validation.validate_list_request(request)
-        return listing.list_journals(request, claims, self._keyspace, self.resolver, self._waits_ended)
+        return listing.list_journals(
+            request, claims, self._keyspace, self.resolver, self._waits_ended, self.stores.fault
+        )
 
     async def apply(self, request: ApplyRequest, claims: Claims) -> ApplyResponse:
         validation.validate_apply_request(request)

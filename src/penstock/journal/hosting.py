@@ -109,6 +109,7 @@ class Hosting:
                 self._storing,
                 self.metrics,
                 file_only=options.file_only,
+                shared=options.file_root is not None,
                 spawn=self._spawn,
             )
             self._surroundings = Surroundings(

@@ -5,7 +5,7 @@ files of this machine that hold its bytes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Executor
 
 from penstock.journal import keys, labels
@@ -35,12 +35,22 @@ PAGE = 1000
 _O_WRONLY = 2
 
 Matched = list[tuple[JournalSpec, Entry]]
+Fault = Callable[[str], str | None]
+"""What is wrong with a store; "" if nothing is, None if that is not known here (`Stores.fault`)."""
 
 
 async def list_journals(
-    request: ListRequest, claims: Claims, keyspace: KeySpace, resolver: Resolver, ended: asyncio.Event
+    request: ListRequest,
+    claims: Claims,
+    keyspace: KeySpace,
+    resolver: Resolver,
+    ended: asyncio.Event,
+    fault: Fault,
 ) -> AsyncGenerator[ListResponse, None]:
-    """A snapshot, and while it is watched a new one whenever what matches has changed, until `ended`."""
+    """A snapshot, and while it is watched a new one whenever what matches has changed, until `ended`.
+
+    That a store has become well or unwell is no such change: whoever wants to know asks again.
+    """
     resumed = (
         request.watch_resume.etcd.revision + 1 if request.watch and request.HasField("watch_resume") else 0
     )
@@ -54,6 +64,8 @@ async def list_journals(
         if version != last:
             last = version
             for response in _snapshot(matched, resolver):
+                if request.store_health:
+                    _tell_health(response, fault)
                 yield response
             if request.watch:
                 yield ListResponse()
@@ -97,6 +109,15 @@ def _snapshot(matched: Matched, resolver: Resolver) -> list[ListResponse]:
             route=resolver.route(spec.name),
         )
     return responses
+
+
+def _tell_health(response: ListResponse, fault: Fault) -> None:
+    for journal in response.journals:
+        journal.store_health.SetInParent()
+        for url in journal.spec.fragment.stores:
+            error = fault(url)
+            if error is not None:
+                journal.store_health.known.add(fragment_store=url, error=error)
 
 
 async def _until(keyspace: KeySpace, revision: int, ended: asyncio.Event) -> bool:

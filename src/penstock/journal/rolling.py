@@ -22,12 +22,16 @@ def proposal_to_extend(
     `roll_to` closes the fragment there whatever it is like.
     """
     offset = fragment.end if roll_to is None else max(roll_to, fragment.end)
-    flushes = bool(flush_seconds) and first_append // flush_seconds != now // flush_seconds
     rolls = (
         not fragment.length
         or fragment.codec is not codec
         or fragment.length > length
         or (roll_to is not None and roll_to != fragment.begin)
-        or flushes
+        or flushes(flush_seconds, first_append, now)
     )
     return empty_fragment(fragment.journal, offset, codec) if rolls else fragment
+
+
+def flushes(flush_seconds: int, first_append: int, now: int) -> bool:
+    """Whether the interval has ended in which a fragment was begun. It ends for all journals at the same time."""
+    return bool(flush_seconds) and first_append // flush_seconds != now // flush_seconds

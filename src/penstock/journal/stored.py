@@ -24,6 +24,7 @@ from penstock.journal import codecs, postfix
 from penstock.journal.fragment import Codec, Fragment, parse_path
 from penstock.journal.index import Index
 from penstock.journal.protocol import JournalSpec
+from penstock.journal.rolling import flushes
 from penstock.journal.spoolfile import SpoolFile, committed_content
 from penstock.journal.stores import FragmentStore, Listed
 from penstock.journal.surroundings import InSpool, InStore, Place, StoreHealth, Surroundings
@@ -36,6 +37,8 @@ FOLLOWERS_WAIT = (60.0, 120.0)
 """Seconds for which a replica that is not the primary leaves a fragment to the primary."""
 SYNCHRONISERS_WAIT = (0.2, 2.0)
 """The same, of a fragment that was closed for the sake of a replica that does not have it."""
+FLUSH_SPREAD, LONGEST_SPREAD = 0.1, 30.0
+"""Over which part of a flush interval, and how many seconds at most, uploads at its end are spread."""
 _RETRY_DELAYS = (0.1, 1.0, 5.0, 30.0)
 _O_RDONLY = 1
 
@@ -241,8 +244,7 @@ class Stored:
     async def _persist(self, file: SpoolFile, by_synchronising: bool) -> None:
         """Put a closed fragment into the store, however long that takes; then let its file go."""
         attempt = 0
-        if self.following and self._with.clustered:
-            await self._while_the_primary_may(SYNCHRONISERS_WAIT if by_synchronising else FOLLOWERS_WAIT)
+        await self._unless_hurried(self._wait_before(file, by_synchronising))
         while file in self._unpersisted:
             try:
                 stored = await self._put(file)
@@ -272,20 +274,36 @@ class Stored:
             with suppress(FileNotFoundError):
                 self._with.shop.disk.remove(file.path)
 
-    async def _while_the_primary_may(self, seconds: tuple[float, float]) -> None:
-        """One upload of a fragment is enough; that all replicas wait for different times keeps it so."""
+    def _wait_before(self, file: SpoolFile, by_synchronising: bool) -> float:
+        """Seconds until a fragment is put into the store.
+
+        One upload of it is enough; that replicas wait for different times keeps it so. And since the interval after
+        which fragments are flushed ends for all journals of all brokers at once, what it has closed is spread.
+        """
+        if self.following and self._with.clustered:
+            return random.uniform(*(SYNCHRONISERS_WAIT if by_synchronising else FOLLOWERS_WAIT))
+        interval = self.spec.fragment.flush_interval.ToSeconds()
+        wanted = by_synchronising or file.fragment.length > self.spec.fragment.length
+        if wanted or not flushes(interval, file.record.first_append // 1_000_000, self.now_seconds()):
+            return 0.0
+        return random.uniform(0.0, min(FLUSH_SPREAD * interval, LONGEST_SPREAD))
+
+    async def _unless_hurried(self, seconds: float) -> None:
+        if seconds:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._in_a_hurry().wait()
+
+    def _in_a_hurry(self) -> asyncio.Event:
         if self._hurried is None:
             self._hurried = asyncio.Event()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(random.uniform(*seconds)):
-                await self._hurried.wait()
+        return self._hurried
 
     async def persisted(self) -> None:
         """Wait until everything that was complete is in the store: for a broker that leaves, so nobody waits longer
         than the store takes."""
+        self._in_a_hurry().set()
         while self._persisting:
-            if self._hurried is not None:
-                self._hurried.set()
             await asyncio.wait(tuple(self._persisting))
 
     async def _discard_trimmed(self, place: InStore) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import secrets
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -295,13 +296,15 @@ class FileStore(FragmentStore):
                 return
             directory = directory.parent
 
-    def remove_leftovers(self) -> None:
-        """Remove what a process that died left half-written."""
+    def remove_leftovers(self, age: float = 0.0) -> None:
+        """Remove what a process that died left half-written, so many seconds ago."""
+        before = time.time() - age
         for parent, names in _walk(self.directory):
             for name in names:
                 if name.startswith(PARTIAL) and parent / name not in _under_way:
                     with contextlib.suppress(FileNotFoundError):
-                        self._disk.remove(parent / name)
+                        if not age or (parent / name).stat().st_mtime < before:
+                            self._disk.remove(parent / name)
 
 
 def _walk(top: Path) -> Iterator[tuple[Path, list[str]]]:

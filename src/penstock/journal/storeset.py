@@ -28,6 +28,9 @@ from penstock.journal.stores import FileStore, FragmentStore, Listed, open_store
 
 log = logging.getLogger(__name__)
 
+ABANDONED = 3600.0
+"""Seconds after which nobody is at work any more on a half-written file that has not grown."""
+
 Spawn = Callable[[Coroutine[None, None, None], str], "asyncio.Task[None]"]
 
 
@@ -38,8 +41,8 @@ class _Entry:
     stores: dict[bool, FragmentStore] = field(default_factory=dict)
     """By whether it was opened read-only."""
     watch: Watch | None = None
-    trouble: str = ""
-    """Why the last upload or listing failed; "" if it did not."""
+    trouble: str | None = None
+    """Why the last upload or listing failed; "" if it did not, None if there was none."""
     task: asyncio.Task[None] | None = None
     used: bool = True
     """Since the last sweep."""
@@ -59,11 +62,14 @@ class Stores:
         metrics: Metrics,
         *,
         file_only: bool = False,
+        shared: bool = False,
         spawn: Spawn,
         pace: Pace | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
+        """`shared`: other processes write below `root` as well."""
         self._root = root
+        self._shared = shared
         self._disk = disk
         self._executor = executor
         self._metrics = metrics
@@ -113,10 +119,16 @@ class Stores:
 
     def known(self) -> list[tuple[str, bool]]:
         """The stores in use, and whether the last check, upload or listing of each went well."""
-        return [
-            (url, not entry.trouble and (entry.watch is None or not entry.watch.health.error))
-            for url, entry in self._entries.items()
-        ]
+        return [(url, not self.fault(url)) for url in self._entries]
+
+    def fault(self, url: str) -> str | None:
+        """Why the last check, upload or listing of a store failed; "" if it did not, None if there was none here."""
+        entry = self._entries.get(url)
+        if entry is None:
+            return None
+        if entry.trouble or entry.watch is None or not entry.watch.health.checked:
+            return entry.trouble
+        return entry.watch.health.error
 
     def note(self, url: str, trouble: str) -> None:
         """An upload or a listing has ended so. Shown at once; appends go by the checks, and wait for nothing else."""
@@ -127,7 +139,7 @@ class Stores:
     def trouble(self, url: str) -> str:
         """What was noted last."""
         entry = self._entries.get(url)
-        return entry.trouble if entry is not None else ""
+        return (entry.trouble or "") if entry is not None else ""
 
     async def close(self) -> None:
         """End all watches. A check or an operation under way goes on in its thread, and counts no more."""
@@ -143,7 +155,7 @@ class Stores:
         )
         if isinstance(store, FileStore) and not read_only and store.directory not in self._swept:
             self._swept.add(store.directory)
-            self._executor.submit(_remove_leftovers, store)
+            self._executor.submit(_remove_leftovers, store, ABANDONED if self._shared else 0.0)
         return CountedStore(store, self._metrics, asyncio.get_running_loop())
 
     async def _sweep(self) -> None:
@@ -170,9 +182,9 @@ async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
     await asyncio.gather(*ending, return_exceptions=True)
 
 
-def _remove_leftovers(store: FileStore) -> None:
+def _remove_leftovers(store: FileStore, age: float) -> None:
     try:
-        store.remove_leftovers()
+        store.remove_leftovers(age)
     except OSError as error:
         # It harms nothing: they are not listed, and the next start tries again.
         log.warning("half-written files in the store %s could not be removed: %s", store.url, error)

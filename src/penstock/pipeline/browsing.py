@@ -6,21 +6,26 @@ A page never looks at more than a bounded part of the log. One that ends before 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock.log.reader import LogReader
 from penstock.log.record import Record
 from penstock.pipeline.namespace import Namespace
 from penstock.pipeline.operations import Directory
 from penstock.pipeline.recompute import entry
 from penstock.pipeline.records import LogEntry
 
-_PIECE = 1000
+_LOOK_AT_THE_CLOCK = 20
+"""After so many messages."""
+_PIECE_BYTES = 8 << 20
+"""About so much is read at once, backwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Messages in the order of the log. `looked` counts those that were looked at, `more` is where to go on.
+    """Messages in the order of the log. `looked` counts those that were read for it, `more` is where to go on.
 
     `more` is None at the end of the log, or at its beginning if it was read backwards.
     """
@@ -60,38 +65,43 @@ def page(
 ) -> Page:
     """Up to `count` messages that are wanted, from offset `start` on; backwards those up to it."""
     oldest, end = max(directory.oldest(pipeline), 0), directory.current(pipeline) + 1
-    deadline = time.monotonic() + patience
+    reader, deadline = directory.reader(pipeline), time.monotonic() + patience
+    if backwards:
+        return _up_to(reader, search, min(start, end - 1), oldest, count, deadline)
+    return _from(reader, search, max(start, oldest), end, count, deadline)
+
+
+def _from(reader: LogReader, search: Search, start: int, end: int, count: int, deadline: float) -> Page:
     found: list[LogEntry] = []
-    looked, more = 0, None
-    begin = min(start, end - 1) if backwards else max(start, oldest)
-    for first, last in _pieces(begin, oldest, end, count, backwards):
-        records = list(directory.reader(pipeline).show(first, last))
-        for record in reversed(records) if backwards else records:
-            if len(found) == count:
-                more = record.offset
-                break
-            looked += 1
+    looked = 0
+    for record in reader.show(start, end - 1) if start < end else ():
+        tired = looked >= count and looked % _LOOK_AT_THE_CLOCK == 0 and time.monotonic() > deadline
+        if len(found) == count or tired:
+            return Page(found, looked, record.offset)
+        looked += 1
+        if search.wants(record):
+            found.append(entry(record))
+    return Page(found, looked, None)
+
+
+def _up_to(reader: LogReader, search: Search, start: int, oldest: int, count: int, deadline: float) -> Page:
+    """A log is read forwards, so piece by piece, of which only what is wanted is kept; later ones are larger."""
+    found: list[LogEntry] = []
+    looked, read, last, size = 0, 0, start, max(count, _LOOK_AT_THE_CLOCK)
+    while last >= oldest:
+        if len(found) == count or (looked and time.monotonic() > deadline):
+            return Page(found, looked, last)
+        first = max(last - size + 1, oldest)
+        wanted: deque[LogEntry] = deque(maxlen=count - len(found))
+        for record in reader.show(first, last):
+            looked, read = looked + 1, read + len(record.data)
             if search.wants(record):
-                found.append(entry(record))
-        going = first - 1 if backwards else last + 1
-        if more is None and oldest <= going < end and (len(found) == count or time.monotonic() > deadline):
-            more = going
-        if more is not None:
-            break
-    return Page(found[::-1] if backwards else found, looked, more)
-
-
-def _pieces(start: int, oldest: int, end: int, count: int, backwards: bool) -> Iterator[tuple[int, int]]:
-    """Ranges of offsets to look at, small ones first."""
-    size, at = max(count, 20), start
-    while oldest <= at < end:
-        if backwards:
-            yield max(at - size + 1, oldest), at
-            at -= size
-        else:
-            yield at, min(at + size, end) - 1
-            at += size
-        size = min(4 * size, _PIECE)
+                wanted.append(entry(record))
+        found = [*wanted, *found]
+        last = (found[0].offset if len(found) == count else first) - 1
+        average = read // max(looked, 1)
+        size = min(4 * size, max(_PIECE_BYTES // max(average, 100), 1))
+    return Page(found, looked, None)
 
 
 def offset_at(directory: Directory, pipeline: str, ts: int) -> int:

@@ -90,6 +90,7 @@ class Engine:
     def _started(self) -> SparkSession:
         from pyspark import cloudpickle
 
+        from penstock.spark.discovery import leave_out_discovery
         from penstock.spark.session import claim, session
         from penstock.spark.source import PenstockSource
 
@@ -109,6 +110,8 @@ class Engine:
             scratch=self.scratch,
             short_lived=not works_in_jvm(self.pipeline),
         )
+        if self.lent is None:
+            leave_out_discovery(spark)
         spark.dataSource.register(PenstockSource)
         return spark
 

@@ -1,6 +1,6 @@
 """Whether a run goes on now.
 
-A run leaves signs: the file `runs/P.json`, replaced about every second, and beats in the control journal. Neither
+A run leaves signs: the file `runs/P.json`, replaced a few times a second, and beats in the control journal. Neither
 proves anything, since a killed run leaves its last ones behind. A data directory's lock does: it goes with the
 process that holds it.
 """

@@ -55,7 +55,8 @@ from penstock.pipeline.serving import serving
 from penstock.pipeline.signs import Signs
 from penstock.pipeline.stopping import Stop, signals
 from penstock.pipeline.supervisedgroup import SupervisedGroup
-from penstock.pipeline.supervisor import SupervisedSink, Surroundings, runner_for
+from penstock.pipeline.supervisor import SupervisedSink
+from penstock.pipeline.surroundings import Surroundings, runner_for
 from penstock.spark.reach import Reach
 
 if TYPE_CHECKING:
@@ -65,7 +66,6 @@ log = logging.getLogger(__name__)
 
 _TICK = 0.1
 _REPORT_EVERY = 0.25
-_PUBLISH_EVERY = 1.0
 _CONTROL_EVERY = 0.5
 
 
@@ -351,7 +351,7 @@ class _Run:
     def _pause(self, names: frozenset[str] | set[str]) -> None:
         for sink in self._sinks:
             if not sink.names.isdisjoint(names) and not sink.idle:
-                sink.pause(self._pipeline.settings.stop_timeout)
+                sink.pause()
 
     def _start(self) -> None:
         self._tell("starting spark")
@@ -401,8 +401,7 @@ class _Run:
             return
         self.progress = self._told(phase)
         self._report(self.progress)
-        if self._every("publish", _PUBLISH_EVERY if at_most_every else 0.0):
-            self._publish(None)
+        self._publish(None)
 
     def _told(self, phase: str) -> Progress:
         elapsed = time.monotonic() - self._started

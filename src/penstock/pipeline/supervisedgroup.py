@@ -14,7 +14,8 @@ from penstock.pipeline.atomic import GROUP
 from penstock.pipeline.definition import SinkNode
 from penstock.pipeline.namespace import Namespace
 from penstock.pipeline.progress import NodeProgress, SinkSummary
-from penstock.pipeline.supervisor import SupervisedSink, Surroundings, runner_for
+from penstock.pipeline.supervisor import SupervisedSink
+from penstock.pipeline.surroundings import Surroundings, runner_for
 
 if TYPE_CHECKING:
     from penstock.spark.batch import Bury

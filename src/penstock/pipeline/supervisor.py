@@ -9,66 +9,45 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from py4j.protocol import Py4JError
 
-from penstock.adaptors.base import Schemas, Sink
 from penstock.base.errors import AwayError, PenstockError
 from penstock.base.secrets import mask
 from penstock.functions.chain import StepCount
-from penstock.log.commitlog import LogReader
 from penstock.log.message import ByteOffset, MessageOffset
-from penstock.log.offsets import Commit, OffsetLog
+from penstock.log.offsets import Commit
 from penstock.log.positions import LogPoint
-from penstock.log.schema import KnownSchemas
+from penstock.log.reader import LogReader
 from penstock.log.transaction import Transaction
 from penstock.pipeline.clock import now_us
-from penstock.pipeline.compiled import compiled
 from penstock.pipeline.definition import SinkNode
 from penstock.pipeline.errortext import first_line, told
 from penstock.pipeline.lag import Lag
 from penstock.pipeline.policy import MaxLag
 from penstock.pipeline.progress import BatchProgress, NodeProgress, QueryProgress, SinkSummary
+from penstock.pipeline.surroundings import Surroundings
 from penstock.pipeline.troubles import Troubles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from penstock.spark.batch import BatchReport, BatchRunner, Bury
-    from penstock.spark.reach import Reach
-    from penstock.spark.sealed import Safe
+    from penstock.spark.batch import BatchReport, BatchRunner
 
 log = logging.getLogger(__name__)
 
-_PATIENCE = 60.0
+_PATIENCE = 5.0
 _RATE_WINDOW = 5.0
 _BATCHES_TOLD = 10
 _CATCH_UP = 5000
 """Messages of the companion in one batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What all sinks of a run share."""
-
-    pipeline: str
-    reader: LogReader
-    log_id: str
-    scratch: Path
-    options: dict[str, str]
-    reach: Reach
-    schemas: Schemas = field(default_factory=lambda: KnownSchemas({}))
-    safe: Safe | None = None
-    """Where tasks find the settings of their sink; in the scratch directory if not given."""
 
 
 class SupervisedSink:
@@ -100,6 +79,9 @@ class SupervisedSink:
         batches.tell_done(self._batch_done)
         self._first = self.commit
         self._moved_to = self.commit.watermark
+        self._halting: Literal["paused", "detached"] | None = None
+        """What it will be once the batch under way has ended: nobody else waits for that."""
+        self._resuming = False
         if self.commit.detached:
             self.state = "detached"
 
@@ -177,11 +159,13 @@ class SupervisedSink:
             return
         self._lag.look(self._batches.at, end)
         if self._lag.detaches:
-            self._detach()
+            self._halting = "detached"
+        if self._halting is not None:
+            self._halt()
 
     def tend(self, spark: SparkSession, end: LogPoint) -> None:
         """Look after the query: restart it if it died, and say how it stands against the log's end."""
-        if self.idle:
+        if self.idle or self._halting is not None:
             return
         if self._query is not None and self._query.isActive:
             self.state = self._how_it_runs(end)
@@ -199,14 +183,14 @@ class SupervisedSink:
         except PenstockError as error:
             log.warning("sink %s: its offsets are not written yet: %s", self.node.name, first_line(error))
 
-    def pause(self, patience: float) -> None:
-        """Stop between batches until `resume`, and let the target go; the sink's position stays."""
-        self._end_query(patience)
-        self._batches.close()
-        self.state = "paused"
+    def pause(self) -> None:
+        """Take nothing more until `resume`, and once the batch under way has ended let the target go."""
+        self._halting, self._resuming = self._halting or "paused", False
+        self._halt()
 
     def resume(self) -> None:
         """Go on after a pause, or after a stop: an operator may have edited the sink's offsets meanwhile."""
+        self._resuming = self._halting == "paused"
         if self.state not in ("paused", "stopped"):
             return
         self._batches.claim_again()
@@ -221,9 +205,9 @@ class SupervisedSink:
 
     def stop(self, patience: float) -> None:
         """Stop between batches; a batch that does not end in time is left to be repeated."""
-        self._end_query(patience)
-        self._batches.close()
-        shutil.rmtree(self._checkpoints, ignore_errors=True)
+        if self._end_query(patience):
+            self._batches.close()
+            shutil.rmtree(self._checkpoints, ignore_errors=True)
         if not self.idle:
             self.state = "done" if self.reason is None else self.state
 
@@ -307,24 +291,41 @@ class SupervisedSink:
             return "waiting"
         return "one at a time" if commit.watermark < commit.careful else "running"
 
-    def _end_query(self, patience: float) -> None:
+    def _end_query(self, patience: float) -> bool:
+        """Stop the query between two batches. False if the one under way does not end in time: it keeps its target.
+
+        Spark waits for the end of a batch, however long that takes; here nobody does.
+        """
+        query, self._query = self._query, None
         try:
-            if not self._batches.stop(patience):
-                log.warning("sink %s: a batch did not end within %.0f s", self.node.name, patience)
+            ended = self._batches.stop(patience)
         except PenstockError as error:  # what was only noted comes again, and is dropped again
             log.warning("sink %s: its offsets are not written: %s", self.node.name, first_line(error))
-        if self._query is None:
+            ended = True
+        if not ended:
+            log.warning("sink %s: a batch did not end within %.0f s", self.node.name, patience)
+        if query is not None and ended:
+            _stop(query)
+        elif query is not None:
+            threading.Thread(target=_stop, args=[query], name=f"stop-{self.node.name}", daemon=True).start()
+        return ended
+
+    def _halt(self) -> None:
+        """Pause or detach; to be called again while a batch is under way."""
+        self._batches.ask_to_stop()
+        if self._batches.busy or not self._end_query(_PATIENCE):
             return
-        with suppress(Py4JError, OSError):  # the JVM may have gone already
-            self._query.stop()
-        self._query = None
+        if self._halting == "detached":
+            self._detach()
+        self._batches.close()
+        assert self._halting is not None
+        self.state, self._halting = self._halting, None
+        if self._resuming and self.state == "paused":
+            self.resume()
 
     def _detach(self) -> None:
         """Too far behind: let the log go, and tell that the target lacks messages from here on."""
-        self._end_query(_PATIENCE)
         self._batches.mark(lambda commit: msgspec.structs.replace(commit, detached=True))
-        self._batches.close()
-        self.state = "detached"
         log.error(
             "sink %s: detached, it lacks the messages from %d on", self.node.name, self.commit.watermark
         )
@@ -384,36 +385,9 @@ class SupervisedSink:
         return sum(count for _, count in self._recent) / _RATE_WINDOW
 
 
-def runner_for(
-    node: SinkNode,
-    claim: Callable[[], OffsetLog],
-    bury: Bury,
-    around: Surroundings,
-    sink: Sink | None = None,
-    kind: type[BatchRunner] | None = None,
-) -> BatchRunner:
-    """What carries out the batches of a sink; of one that votes, by two-phase commit."""
-    from penstock.spark.batch import BatchRunner
-    from penstock.spark.sealed import Safe
-    from penstock.spark.voting import VotingRunner
-
-    sink = sink or node.adaptor.sink()
-    sink.use(around.schemas, f"{around.pipeline}.{node.name}")
-    kind = kind or (VotingRunner if sink.lanes else BatchRunner)
-    return kind(
-        pipeline=around.pipeline,
-        sink_name=node.name,
-        sink=sink,
-        accept=node.ns,
-        steps=[compiled(step) for step in node.steps],
-        claim=claim,
-        reach=around.reach,
-        log_id=around.log_id,
-        scratch=around.scratch / "staging" / node.name,
-        bury=bury,
-        safe=around.safe or Safe(around.scratch / "sealed"),
-        options=around.options,
-    )
+def _stop(query: StreamingQuery) -> None:
+    with suppress(Py4JError, OSError):  # the JVM may have gone already
+        query.stop()
 
 
 def _set_apart(

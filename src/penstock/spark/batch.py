@@ -181,6 +181,11 @@ class BatchRunner:
         self.at = at
         self._checkpoint = checkpoint
 
+    @property
+    def busy(self) -> bool:
+        """Whether a batch is under way."""
+        return self._busy.locked()
+
     def ask_to_stop(self) -> None:
         """Let no further batch begin."""
         self._stopping = True

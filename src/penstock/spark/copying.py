@@ -6,8 +6,8 @@ The tasks of a source become tasks of Spark, each a job of its own in the pool `
 with the sinks' queries. A task is read from a file of the run's scratch directory, since it holds settings
 (`sealed.py`), and writes its rows into another one there: a *chunk*. Chunks are handed on in the order of the tasks
 and removed; no more than a few of them wait. Until Spark is up, and the sinks' queries with it, the ranges are read
-here, so that a copy neither waits for it nor holds it up. A worker that dies has its task run again by Spark; what an
-adaptor says (`AwayError`, `UsageError`) is a result and ends the copy at once.
+here, so that a copy neither waits for it nor holds it up; these wait in memory. A worker that dies has its task run
+again by Spark; what an adaptor says (`AwayError`, `UsageError`) is a result and ends the copy at once.
 
 Where executors are on other machines they share no directory with the runner: then ranges are read in threads of it.
 """
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 POOL = "copy"
 WAITING = 2
-"""Chunks that may be done, and wait for those before them, beside the ones that are being read."""
+"""Ranges that may be done, and wait for those before them, beside the ones that are being read."""
 
 _LOOK = 0.1
 _PART = struct.Struct("<qqq")
@@ -60,6 +60,24 @@ class Told(msgspec.Struct):
         if self.error:
             kind = {"AwayError": AwayError, "UsageError": UsageError}.get(self.error, PenstockError)
             raise kind(self.text, hint=self.hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A range that was read: its rows, or the chunk that holds them."""
+
+    told: Told
+    chunk: Path
+    here: Sequence[Packed] | None = None
+
+    def rows(self) -> Sequence[Packed]:
+        """Raises what the adaptor said. The chunk is gone then."""
+        self.told.check()
+        if self.here is not None:
+            return self.here
+        found = list(read_chunk(self.chunk))
+        self.chunk.unlink()
+        return found
 
 
 class ParallelCopier(Copier):
@@ -83,7 +101,7 @@ class ParallelCopier(Copier):
 
     def run(self, tasks: Iterable[CopyTask], stop: threading.Event) -> Iterator[Sequence[Packed]]:
         directory = self._scratch / uuid.uuid4().hex
-        waiting: deque[tuple[Path, Future[Told]]] = deque()
+        waiting: deque[Future[Done]] = deque()
         halt = threading.Event()
         pool = ThreadPoolExecutor(self._at_once, thread_name_prefix="copy")
         try:
@@ -97,16 +115,13 @@ class ParallelCopier(Copier):
                         continue
                 elif not waiting:
                     return
-                chunk, future = waiting.popleft()
-                told = _awaited(future, stop)
-                if told is None:
+                done = _awaited(waiting.popleft(), stop)
+                if done is None:
                     return
-                told.check()
-                yield list(read_chunk(chunk))
-                chunk.unlink()
+                yield done.rows()
         finally:
             halt.set()
-            for _, future in waiting:
+            for future in waiting:
                 future.cancel()
             self._cancel(directory.name)
             pool.shutdown(wait=False, cancel_futures=True)
@@ -114,18 +129,17 @@ class ParallelCopier(Copier):
 
     def _begun(
         self, pool: ThreadPoolExecutor, task: CopyTask, directory: Path, halt: threading.Event
-    ) -> tuple[Path, Future[Told]]:
+    ) -> Future[Done]:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        chunk = directory / uuid.uuid4().hex
-        return chunk, pool.submit(self._read, task, chunk, directory.name, halt)
+        return pool.submit(self._read, task, directory / uuid.uuid4().hex, directory.name, halt)
 
-    def _read(self, task: CopyTask, chunk: Path, group: str, halt: threading.Event) -> Told:
+    def _read(self, task: CopyTask, chunk: Path, group: str, halt: threading.Event) -> Done:
         if halt.is_set():
-            return Told()
+            return Done(Told(), chunk, ())
         spark = self._session()
         if spark is None:
-            return read_range(task, chunk)
-        return _in_spark(spark, task, chunk, group)
+            return _here(task, chunk)
+        return Done(_in_spark(spark, task, chunk, group), chunk)
 
     def _cancel(self, group: str) -> None:
         spark = self._session()
@@ -133,6 +147,14 @@ class ParallelCopier(Copier):
             # Also those that a thread is just about to submit; no other run has this group.
             context = spark.sparkContext._jsc.sc()
             _ignoring_its_end(lambda: context.cancelJobGroupAndFutureJobs(group))
+
+
+def _here(task: CopyTask, chunk: Path) -> Done:
+    """One range read into memory."""
+    try:
+        return Done(Told(), chunk, list(task.read()))
+    except (OSError, PenstockError) as error:
+        return Done(_failed(error), chunk)
 
 
 def _in_spark(spark: SparkSession, task: CopyTask, chunk: Path, group: str) -> Told:
@@ -178,16 +200,16 @@ def read_range(task: CopyTask, chunk: Path) -> Told:
                 for piece in _pieces(packed):
                     file.write(piece)
         aside.rename(chunk)
-    except OSError as error:  # the disk of the chunk, if nobody has told of it in better words
-        return _failed(os_error("a range was not copied", error, PenstockError))
-    except PenstockError as error:
+    except (OSError, PenstockError) as error:
         return _failed(error)
     finally:
         aside.unlink(missing_ok=True)
     return Told()
 
 
-def _failed(error: PenstockError) -> Told:
+def _failed(error: OSError | PenstockError) -> Told:
+    if isinstance(error, OSError):  # the disk of the chunk, if nobody has told of it in better words
+        error = os_error("a range was not copied", error, PenstockError)
     kind = next((kind for kind in (AwayError, UsageError) if isinstance(error, kind)), PenstockError)
     return Told(kind.__name__, error.message, error.hint)
 
@@ -208,7 +230,7 @@ def read_chunk(chunk: Path) -> Iterator[Packed]:
             yield Packed(ns, file.read(content), np.frombuffer(file.read(starts), np.int64))
 
 
-def _awaited(future: Future[Told], stop: threading.Event) -> Told | None:
+def _awaited(future: Future[Done], stop: threading.Event) -> Done | None:
     """What a range came to; None if it is no longer wanted."""
     while True:
         try:

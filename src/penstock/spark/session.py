@@ -118,7 +118,7 @@ def session(
             return _connect(chosen)
         except BaseException as error:
             # First the words: PySpark asks the JVM for them.
-            reason = _reason(error)
+            reason = _reason(error, places)
             _running.jvm.end(patience=5.0)
             _running = None
             if reason is None:
@@ -307,8 +307,10 @@ def _wake(server: socketserver.BaseServer | None) -> None:
         caller.connect(where)
 
 
-def _reason(error: BaseException) -> str | None:
-    """What Spark says went wrong, in one line; None if it was not Spark that failed."""
+def _reason(error: BaseException, places: Places) -> str | None:
+    """What went wrong, in one line; None if it was neither Spark nor what it stands on."""
+    if isinstance(error, FileNotFoundError) and not places.sockets.is_dir():
+        return f"{places.sockets}, where its sockets are, was removed meanwhile"
     if isinstance(error, Py4JJavaError):
         text = str(error.java_exception.getMessage())
     elif isinstance(error, (Py4JError, PySparkException)):

@@ -109,7 +109,8 @@ class Node:
         """The kinds of messages of replication that came here."""
         self.on_received: Callable[[], None] = lambda: None
         self.broken: list[str] = []
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[str, asyncio.Task[None]] = {}
+        self._ended = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads = ThreadPoolExecutor(4)
         self._stores = Stores(
@@ -173,15 +174,26 @@ class Node:
             if replica is not None:
                 del self.replicas[journal]
                 replica.retire()
-                task = asyncio.create_task(replica.close(persist=True))
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
+                task = self._closing[journal] = asyncio.create_task(replica.close(persist=True))
+                task.add_done_callback(lambda _: self._closed(journal))
+        elif journal in self._closing:
+            return  # its files belong to the one that goes, until that has gone
         elif replica is None:
             self.replicas[journal] = Replica(spec, self.directory / journal, self.surroundings)
             self._spawn(self.replicas[journal].refresh(), "list")
         else:
             replica.respecify(spec)
             replica.invalidate()
+
+    def _closed(self, journal: str) -> None:
+        del self._closing[journal]
+        if not self._ended:
+            self._converge(journal)
+
+    async def settled(self) -> None:
+        """Wait until what was let go is closed, and opened again if it came back."""
+        while self._closing:
+            await asyncio.wait(tuple(self._closing.values()))
 
     async def _advertise(self, journal: str, route: Route, header: Header) -> int:
         return self.cluster.advertise(journal, route)
@@ -190,6 +202,7 @@ class Node:
         raise AssertionError("no test of these brokers suspends a journal")
 
     async def counted(self, requests: AsyncIterator[ReplicateRequest]) -> AsyncIterator[ReplicateRequest]:
+        await self.settled()
         async for request in requests:
             kind = "content" if not request.HasField("proposal") else "proposal"
             self.received.append(kind + (" with header" if request.HasField("header") else ""))
@@ -201,6 +214,7 @@ class Node:
     async def append(
         self, first: AppendRequest, requests: AsyncIterator[AppendRequest | Content], claims: Claims
     ) -> AppendResponse:
+        await self.settled()
         machine = AppendMachine(first, requests, self.appending, claims)
         await machine.run()
         if machine.state is machine.state.PROXY:
@@ -213,6 +227,7 @@ class Node:
         return await self.append(first, _sent(content), EVERYTHING)
 
     async def read(self, request: ReadRequest, claims: Claims) -> AsyncIterator[ReadResponse]:
+        await self.settled()
         resolution = await self.resolver.resolve(request.journal, claims)
         assert resolution.replica is not None
         await self.reading.until_known(resolution.replica, request)
@@ -231,6 +246,7 @@ class Node:
             return await self.content()
 
     async def pulse(self, journal: str = JOURNAL) -> None:
+        await self.settled()
         await maintenance.pulse(journal, self.appending, EVERYTHING, suspend=False)
 
     def replica(self, journal: str = JOURNAL) -> Replica:
@@ -249,6 +265,7 @@ class Node:
 
     async def kill(self) -> None:
         """Break everything off, as a process that is killed does. What its threads were at is done, though."""
+        self._ended = True
         self.view._observers.clear()
         await self.server.stop(0)
         await self._stop_tasks()
@@ -258,14 +275,16 @@ class Node:
             replica.abandon()
 
     async def close(self) -> None:
+        self._ended = True
         await self.server.stop(0.2)
         self.view._observers.clear()
-        await asyncio.gather(*(replica.close() for replica in self.replicas.values()), *self._closing)
+        closing = self._closing.values()
+        await asyncio.gather(*(replica.close() for replica in self.replicas.values()), *closing)
         await self._stores.close()
         await self.kill()
 
     async def _stop_tasks(self) -> None:
-        tasks = (*self._tasks, *self._closing)
+        tasks = (*self._tasks, *self._closing.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

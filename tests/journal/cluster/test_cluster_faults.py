@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from statistics import median
 
 import pytest
 from tests.servers.etcd import running_cluster
@@ -301,6 +302,7 @@ def test_soak_a_primary_that_is_told_to_end_hands_over_within_a_second(
             checker.progress(20)
     with capsys.disabled():
         print(f"\nSIGTERM of the primary, the longest pause between appends: {_times(took)}")  # noqa: T201 - for whoever runs it
+    assert min(took) < 1.0, "whatever else the machine has to do"
 
 
 def _longest_pause(checker: Checker, broker: BrokerProcess) -> float:
@@ -317,6 +319,4 @@ def _longest_pause(checker: Checker, broker: BrokerProcess) -> float:
 
 
 def _times(took: list[float]) -> str:
-    ordered = sorted(took)
-    middle = ordered[len(ordered) // 2]
-    return f"median {middle:.2f} s, longest {ordered[-1]:.2f} s, {len(took)} rounds"
+    return f"median {median(took):.2f} s, longest {max(took):.2f} s, {len(took)} rounds"

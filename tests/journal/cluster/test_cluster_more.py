@@ -89,7 +89,13 @@ def _appended(four: Running, name: str, content: bytes) -> bool:
 
 
 @pytest.mark.soak
-def test_soak_twenty_appends_at_once_take_one_round_trip_of_a_slow_link(tmp_path: Path) -> None:
+def test_soak_twenty_appends_at_once_take_one_round_trip_of_a_slow_link(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One begins a moment after the other, so that nothing but their overlapping can save round trips.
+
+    The best of some rounds, since the machine may have other things to do in between.
+    """
     with cluster(tmp_path / "cluster", "abc", links=True, delay=0.05) as three:
         three.create(JOURNAL)
         primary = three.members(JOURNAL)[0]
@@ -98,12 +104,19 @@ def test_soak_twenty_appends_at_once_take_one_round_trip_of_a_slow_link(tmp_path
             async with AsyncClient(three[primary].address) as client:
                 await client.append(JOURNAL, b"builds the pipeline")
                 begin = time.monotonic()
-                await asyncio.gather(*(client.append(JOURNAL, b"%d" % number) for number in range(appends)))
+
+                async def append(number: int) -> None:
+                    await asyncio.sleep(number * 0.005)
+                    await client.append(JOURNAL, b"%d" % number)
+
+                await asyncio.gather(*(append(number) for number in range(appends)))
                 return time.monotonic() - begin
 
-        one, twenty = asyncio.run(took(1)), asyncio.run(took(20))
+        one, twenty = (min(asyncio.run(took(appends)) for _ in range(5)) for appends in (1, 20))
+        with capsys.disabled():
+            print(f"\n50 ms each way to peers: one append {one:.3f} s, twenty at once {twenty:.3f} s")  # noqa: T201 - for whoever runs it
         assert one >= 0.1
-        assert twenty < 0.1 * 20 / 3, f"one took {one:.3f} s, twenty {twenty:.3f} s"
+        assert twenty < 0.3, "20 of them one by one would be 2 s"
 
 
 def test_brokers_speak_tls_to_etcd_to_each_other_and_to_clients_with_certificates_on_both_sides(

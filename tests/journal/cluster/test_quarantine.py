@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.servers.proxy import proxied
 
+from penstock.journal.cluster import reading
 from penstock.journal.fragment import Codec, Fragment
 from penstock.journal.labels import label_set
 
@@ -94,13 +95,41 @@ def test_a_primary_that_comes_back_with_what_nobody_else_has_sets_it_aside(
     in_loop(test)
 
 
-def test_content_that_nobody_contradicts_becomes_part_of_the_journal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("route", ["bca", "abc"], ids=["as a replica", "as primary"])
+def test_brokers_of_another_make_are_read_from_and_what_they_have_is_right(
+    tmp_path: Path, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with cluster_of(tmp_path, "abcd") as cluster:
+            await ahead_and_killed(cluster)
+            cluster.assign("bcd")
+            require_ok(await cluster["b"].append_bytes(b" and others"))
+            a = await cluster.start("a")
+            a.peers.foreign = {f"http://127.0.0.1:{cluster[name].port}" for name in "bc"}
+            monkeypatch.setattr(a.peers, "survey", None)  # they do not know it
+            monkeypatch.setattr(reading, "PATIENCE", 0.1)  # and tell what they have
+            cluster.assign(route)
+            require_ok(await cluster[route[0]].append_bytes(b" end"))
+            (path,) = a.replica().set_aside
+            assert b"commona alone" in path.read_bytes()
+            assert len(sums(cluster, "abc")) == 1
+            await all_stored(cluster, "abc")
+            assert await cluster["b"].content() == b"common and others end"
+            assert b"alone" not in stored(cluster)
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize("foreign", [False, True], ids=["ours", "of another make"])
+def test_content_that_nobody_contradicts_becomes_part_of_the_journal(tmp_path: Path, foreign: bool) -> None:
     """The others did not go on: what only one has is a failed append that is in the journal all the same."""
 
     async def test() -> None:
         async with cluster_of(tmp_path, "abcd") as cluster:
             await ahead_and_killed(cluster)
-            await cluster.start("a")
+            a = await cluster.start("a")
+            if foreign:
+                a.peers.foreign = {f"http://127.0.0.1:{cluster[name].port}" for name in "bc"}
             cluster.assign("abc")
             assert require_ok(await cluster["a"].append_bytes(b" end")) == (13, 17)
             assert cluster["a"].replica().set_aside == []

@@ -44,10 +44,11 @@ class Inlet(InstanceLog):
         self._lock = threading.Condition()
         self._items: deque[Item] = deque()
         self._pending = 0
+        self._put_ever = self._told_ever = 0
         self._open = {stream for stream, point in points.items() if not point.ended}
         self._any = bool(points)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._idle = asyncio.Event()
+        self._news = asyncio.Event()
         self._closed = False
 
     # The worker's side, in the event loop.
@@ -71,10 +72,11 @@ class Inlet(InstanceLog):
         return self._pending
 
     async def flush(self) -> None:
-        while self._pending and not self._closed:
-            self._idle.clear()
-            await self._idle.wait()
-        if self._pending:
+        before = self._put_ever
+        while self._told_ever < before and not self._closed:
+            self._news.clear()
+            await self._news.wait()
+        if self._told_ever < before:
             raise PenstockError("the pipeline does not read any more")
 
     async def close(self) -> None:
@@ -83,20 +85,22 @@ class Inlet(InstanceLog):
     def shut(self) -> None:
         """Nothing more becomes durable."""
         self._closed = True
-        self._idle.set()
+        self._news.set()
 
     def _put(self, item: Item) -> None:
         self._loop = asyncio.get_running_loop()
         with self._lock:
             self._items.append(item)
+            self._put_ever += 1
             self._pending += max(item.size, 1)
             self._lock.notify()
 
     def _durable(self, items: Sequence[Item]) -> None:
         for item in items:
             self._pending -= max(item.size, 1)
+            self._told_ever += 1
             item.on_durable()
-        self._idle.set()
+        self._news.set()
 
     # The reader's side, in its thread.
 

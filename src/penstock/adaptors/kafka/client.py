@@ -37,7 +37,7 @@ _AWAY = (
     "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "NOT_LEADER_FOR_PARTITION", "KAFKA_STORAGE_ERROR",
     "CONCURRENT_TRANSACTIONS", "NOT_CONTROLLER", "THROTTLING_QUOTA_EXCEEDED", "UNKNOWN_LEADER_EPOCH",
     "FENCED_LEADER_EPOCH", "REPLICA_NOT_AVAILABLE", "PREFERRED_LEADER_NOT_AVAILABLE", "OFFSET_NOT_AVAILABLE",
-    "UNSTABLE_OFFSET_COMMIT", "DUPLICATE_RESOURCE", "_PURGE_QUEUE", "_PURGE_INFLIGHT",
+    "UNSTABLE_OFFSET_COMMIT", "DUPLICATE_RESOURCE", "_PURGE_QUEUE", "_PURGE_INFLIGHT", "_NOENT",
 )  # fmt: skip
 """What mends itself, or is mended at the brokers."""
 
@@ -47,6 +47,12 @@ _RIGHTS = (
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "SECURITY_DISABLED", "POLICY_VIOLATION",
 )  # fmt: skip
 """What a person has to change, at the brokers or in the settings."""
+
+_NO_LEADER = ("_NOENT", "NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE")
+"""What is said of a partition that nobody leads yet, as those of a topic that was just made."""
+LEADER_SECONDS = 30.0
+"""How long a leader is waited for: the brokers answer, and only have not agreed yet."""
+_LEADER_LOOK = 0.2
 
 _SLICES = (1.0, 10.0)
 """Seconds for which an answer is waited for before a look whether it is still wanted: first, and at most.
@@ -169,7 +175,10 @@ class Cluster:
     def offsets(
         self, admin: AdminClient, partitions: Iterable[tuple[str, int]], trouble: Trouble, *, which: str
     ) -> dict[tuple[str, int], int]:
-        """For each partition its `earliest` offset, its `end`, or the end of what is `committed`."""
+        """For each partition its `earliest` offset, its `end`, or the end of what is `committed`.
+
+        A client that has heard that a partition has no leader may go on saying so: each further try is that of another.
+        """
         library = administration()
         asked = [driver().TopicPartition(*one) for one in partitions]
         if not asked:
@@ -177,14 +186,24 @@ class Cluster:
         spec = library.OffsetSpec.earliest() if which == "earliest" else library.OffsetSpec.latest()
         level = driver().IsolationLevel
         isolation = level.READ_COMMITTED if which == "committed" else level.READ_UNCOMMITTED
-        found = {}
+        deadline = time.monotonic() + LEADER_SECONDS
         with self.asking("cannot ask for offsets", trouble):
-            answers = admin.list_offsets(
-                dict.fromkeys(asked, spec), isolation_level=isolation, request_timeout=self.settings.timeout
-            )
-            for partition, answer in settled(answers):
-                found[partition.topic, partition.partition] = int(answer.result().offset)
-        return found
+            while True:
+                answers = admin.list_offsets(
+                    dict.fromkeys(asked, spec),
+                    isolation_level=isolation,
+                    request_timeout=self.settings.timeout,
+                )
+                try:
+                    return {
+                        (partition.topic, partition.partition): int(answer.result().offset)
+                        for partition, answer in settled(answers)
+                    }
+                except driver().KafkaException as error:
+                    waits = error.args[0].name() in _NO_LEADER and time.monotonic() < deadline
+                    if not waits or self.stop.wait(_LEADER_LOOK):
+                        raise
+                    admin = self.admin(trouble)
 
     def ids(self, admin: AdminClient, topics: Iterable[str], trouble: Trouble) -> dict[str, str]:
         """What tells a topic from another one of the same name; nothing for brokers that do not know."""

@@ -65,7 +65,7 @@ function theme() {
 }
 
 function bar() {
-  const live = !store.connected ? ["bad", "no connection"] : store.place.problem ? ["bad", "no broker"] : ["ok", "live"];
+  const live = store.ended ? ["idle", "ended"] : !store.connected ? ["bad", "no connection"] : store.place.problem ? ["bad", "no broker"] : ["ok", "live"];
   const session = store.session;
   return [h("a", { class: "brand", href: "#/" }, h("img", { src: "/favicon.svg", width: 26, height: 26, alt: "" }), "Penstock"), h("span", { class: "place", title: session?.place }, session?.place ?? ""), h("span", { class: "grow" }),
     h("span", { class: "live" }, h("span", { class: `dot ${live[0]}` }), h("span", {}, live[1])), session ? h("span", { class: "who" }, session.user, session.role === "viewer" ? " (looks only)" : "") : null, theme(),
@@ -80,6 +80,7 @@ function nav() {
 }
 
 function banner() {
+  if (store.ended) return h("div", { class: "note warn", role: "status" }, h("b", {}, "The console has ended"), ", or the run that it was beside. What you see is from before. This page goes on by itself when there is a console again.");
   if (store.session && !store.connected && store.ready) return h("div", { class: "note bad", role: "alert" }, h("b", {}, "The console does not answer."), " What you see is from before. This page goes on by itself when it is back.");
   if (store.place.problem) return h("div", { class: "note bad", role: "alert" }, h("b", {}, "The journals cannot be reached: "), store.place.problem, " What you see is from before; this page goes on by itself.");
   return null;
@@ -94,7 +95,16 @@ function announce() {
   }
 }
 
+/** Of a page that is left open behind others, the title is what is seen. */
+function entitle() {
+  const bad = [...store.pipelines.values()].filter((view) => view.tone === "bad" || view.unreadable).length;
+  document.title = `${bad ? `(${bad} in trouble) ` : ""}${current.page.title(current.params)} – Penstock`;
+}
+
 function draw() {
+  entitle();
+  announce();
+  if (document.visibilityState === "hidden") return;
   patch(document.getElementById("bar"), bar());
   patch(document.getElementById("nav"), nav());
   const main = document.getElementById("main");
@@ -104,8 +114,6 @@ function draw() {
   let content;
   try { content = current.page.render(draw, current.params); } catch (error) { console.error(error); content = problem(error); }
   patch(main, h("div", { key: "banner" }, banner()), h("div", { key: "page" }, content));
-  document.title = `${current.page.title(current.params)} – Penstock`;
-  announce();
 }
 
 addEventListener("hashchange", () => {
@@ -120,5 +128,6 @@ addEventListener("hashchange", () => {
 try { const kept = localStorage.getItem("theme"); if (kept) document.documentElement.dataset.theme = kept; } catch { /* as the system has it */ }
 subscribe(draw);
 addEventListener("resize", () => draw());
-setInterval(() => { if (document.visibilityState === "visible") draw(); }, 5000);
+addEventListener("visibilitychange", () => draw());
+setInterval(draw, 5000);
 begin().catch((error) => patch(document.getElementById("main"), problem(error)));

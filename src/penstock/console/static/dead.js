@@ -1,14 +1,15 @@
 // Dead letters by their reasons, each with what it holds; replay and drop.
 
-import { actOn, problem } from "./dialog.js";
+import { Asked } from "./asked.js";
+import { actOn, problem, trouble } from "./dialog.js";
 import { h } from "./dom.js";
 import { facts, message } from "./messages.js";
 import { missing, top } from "./pipeline.js";
 import { ask, of, store } from "./store.js";
 import { count, time } from "./words.js";
 
-let state = { for: "" }, settled = false;
-const letters = new Map();
+let settled = false;
+const state = new Asked(), letters = new Map();
 
 function show(name, number, again) {
   const id = `${name}/${number}`;
@@ -30,7 +31,7 @@ function letter(name, reason, one, done) {
 
 function group(name, reason, again) {
   const { numbers } = reason;
-  const done = () => { state = { for: "" }; letters.clear(); again(); };
+  const done = () => { state.forget(); letters.clear(); again(); };
   const which = reason.count === 1 ? "it" : numbers.length < reason.count ? `the first ${count(numbers.length)}` : `all ${count(reason.count)}`;
   return h("div", { class: "reason", key: numbers[0] },
     h("div", {}, h("span", { class: "chip bad" }, count(reason.count)), " ", reason.source ? "found by source " : "refused on the way to ", h("b", {}, reason.sink), reason.node === reason.sink ? "" : [" by ", h("b", {}, reason.node)], h("span", { class: "dim" }, `, ${reason.namespaces.join(", ")}`)),
@@ -47,14 +48,10 @@ export const dead = {
   render(again, { name }) {
     const view = store.pipelines.get(name);
     if (!view?.nodes) return missing(name);
-    const stamp = `${name}/${settled}/${view.bad}/${view.nodes.map((node) => node.dead_letters)}`;
-    if (state.for !== stamp) {
-      const mine = (state = { for: stamp, found: state.at === name ? state.found : null, at: name });
-      ask(`${of(name)}/dead?settled=${settled ? 1 : 0}`).then((found) => { mine.found = found; }, (error) => { mine.error = error; }).then(again);
-    }
+    state.want(name, `${settled}/${view.bad}/${view.nodes.map((node) => node.dead_letters)}`, `${of(name)}/dead?settled=${settled ? 1 : 0}`, again);
     const { found, error } = state;
     return [top(name, "dead"), h("div", { class: "tools" }, h("button", { "aria-pressed": String(settled), onclick: () => { settled = !settled; again(); } }, settled ? "Only those that are dead" : "Also replayed and given up")),
-      error ? problem(error) : null, !found && !error ? h("div", { class: "loading", role: "status" }, "Reading the letters…") : null,
+      error ? trouble(error) : null, !found && !error ? h("div", { class: "loading", role: "status" }, "Reading the letters…") : null,
       found && !found.groups.length ? h("section", { class: "card empty" }, h("h2", {}, "There are no dead letters"), h("p", {}, "What a sink or a function refuses for good is kept here, with its reason, and can be replayed.")) : null,
       found?.groups.length ? h("section", { class: "card" }, found.groups.map((reason) => group(name, reason, again))) : null];
   },

@@ -1,7 +1,7 @@
 // Before anything changes: what exactly would change, the command that does the same, and a button that says so.
 
 import { h, toast } from "./dom.js";
-import { Problem, ask, mayChange, of } from "./store.js";
+import { Problem, ask, mayChange, of, store } from "./store.js";
 
 export function copyable(text) {
   const button = h("button", { class: "small", type: "button", onclick: async () => {
@@ -63,6 +63,12 @@ export function prompt(title, label, value, button = "Next") {
 export function problem(error) {
   const hint = error instanceof Problem ? error.hint : null;
   return h("div", { class: "note bad", role: "alert" }, h("p", {}, error.message), hint ? h("p", {}, hint) : null);
+}
+
+/** The same on a page: what the banner tells of everything is not told again. */
+export function trouble(error) {
+  const away = error.status === 0 || error.status === 503;
+  return away && (store.place.problem || !store.connected) ? null : problem(error);
 }
 
 export function tell(error) { toast(`${error.message}${error.hint ? `\n${error.hint}` : ""}`, "bad"); }

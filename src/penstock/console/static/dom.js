@@ -69,6 +69,14 @@ function node(old, next) {
   children(old, next);
 }
 
+/** A table whose rows stand one below the other where it is narrow, each value under its name. */
+export function stacked(table) {
+  const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
+  for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, at) => { cell.dataset.label = names[at]; });
+  table.classList.add("stack");
+  return table;
+}
+
 /** Tell somebody who cannot see the page. */
 export function say(text) { document.getElementById("said").textContent = text; }
 

@@ -8,7 +8,7 @@ const HIGH = 100, GAP_X = 48, GAP_Y = 18;
 const SMALLEST = 0.72, PHONE = 640, EDGES = 46;
 const LOG = "\u0000log";
 
-/** Where each node stands: columns by distance from the source, rows by sink. */
+/** Where each node stands: columns by distance from the source, rows by sink; and the order in which one reads them, each before what it feeds. */
 export function layout(view) {
   const source = view.nodes.find((node) => node.kind === "source");
   const nodes = [...view.nodes, { name: LOG, kind: "log" }];
@@ -20,7 +20,7 @@ export function layout(view) {
   const stand = (name, depth) => {
     const known = place.get(name);
     if (known) { known.depth = Math.max(known.depth, depth); return known.row; }
-    const mine = { depth, row: 0 };
+    const mine = { depth, row: 0, turn: place.size, indent: depth };
     place.set(name, mine);
     const rows = (below.get(name) ?? []).map((next) => stand(next, depth + 1));
     mine.row = rows.length ? (Math.min(...rows) + Math.max(...rows)) / 2 : row++;
@@ -29,7 +29,7 @@ export function layout(view) {
   if (source) stand(source.name, 0);
   const deepest = Math.max(1, ...[...place.values()].map((one) => one.depth));
   for (const node of nodes) {
-    if (!place.has(node.name) && node.name !== LOG) place.set(node.name, { depth: deepest, row: row++ });
+    if (!place.has(node.name) && node.name !== LOG) place.set(node.name, { depth: deepest, row: row++, turn: place.size, indent: 0 });
     if (node.kind === "sink") place.get(node.name).depth = Math.max(place.get(node.name).depth, deepest);
   }
   const wide = Array.from({ length: deepest + 1 }, (_, depth) => Math.max(0, ...nodes.filter((node) => place.get(node.name)?.depth === depth).map((node) => WIDTHS[node.kind] ?? WIDTHS.sink)));
@@ -79,15 +79,15 @@ function card(view, node, at, link) {
     numbers.push(figure(rate(node.rate), ""), figure(count(view.log.next), "read"));
     if (view.bad) numbers.push(figure(count(view.bad), "bad"));
   } else {
-    numbers.push(figure(short(node.out), "through"));
+    numbers.push(figure(rate(node.rate), ""), figure(short(node.out), "through"));
     if (node.dropped) numbers.push(figure(short(node.dropped), "dropped"));
     if (node.dead) numbers.push(figure(short(node.dead), "refused"));
   }
   const state = own ? `messages ${count(view.log.oldest)} to ${count(Math.max(view.log.next - 1, 0))}` : node.state;
   const href = own ? link("log") : node.kind === "sink" ? link(`sink/${encodeURIComponent(node.name)}`) : link(`tap?node=${encodeURIComponent(node.name)}`);
   return h("a", { class: `node ${own ? "log" : node.tone}`, key: node.name, href, title: node.error ?? (node.gone ? "not in the pipeline file any more" : null),
-    "--x": `${at.x}px`, "--n": `${at.wide}px`, "--y": `${y(at)}px`, "--depth": String(at.depth) },
-  h("span", { class: "top" }, h("span", { class: "name" }, own ? "commit log" : node.name), h("span", { class: "what" }, own ? "" : node.what)),
+    "--x": `${at.x}px`, "--n": `${at.wide}px`, "--y": `${y(at)}px`, "--depth": String(at.indent) },
+  h("span", { class: "top" }, h("span", { class: "name" }, own ? "commit log" : node.name), h("span", { class: "what", title: own ? null : node.what }, own ? "" : node.what)),
   h("span", { class: "state" }, own ? null : h("span", { class: `dot ${node.tone}` }), state),
   h("span", { class: "nums" }, numbers));
 }
@@ -98,7 +98,7 @@ export function graph(view) {
   const below = new Map([...plan.place.keys()].map((name) => [name, plan.edges.filter(([from]) => from === name).map(([, to]) => to)]));
   const link = (rest) => `#/p/${encodeURIComponent(view.name)}/${rest}`;
   const order = [...view.nodes, { name: LOG, kind: "log" }].filter((node) => plan.place.has(node.name))
-    .sort((a, b) => plan.place.get(a.name).depth - plan.place.get(b.name).depth || plan.place.get(a.name).row - plan.place.get(b.name).row);
+    .sort((a, b) => plan.place.get(a.name).turn - plan.place.get(b.name).turn);
   const width = plan.width, height = plan.rows * (HIGH + GAP_Y) - GAP_Y + 14;
   const room = (document.getElementById("main")?.clientWidth ?? 0) - EDGES - 56;
   const scale = innerWidth <= PHONE || room <= 0 ? 1 : Math.min(1, Math.max(SMALLEST, room / width));

@@ -1,7 +1,7 @@
 // Immortals: instances, their replicas and checkpoints, how far their logs are, and how many calls they take.
 
-import { copyable, problem } from "./dialog.js";
-import { h } from "./dom.js";
+import { copyable, trouble } from "./dialog.js";
+import { h, stacked } from "./dom.js";
 import { ask, store } from "./store.js";
 import { ago, bytes, count, rate, time } from "./words.js";
 
@@ -19,12 +19,18 @@ async function load(again) {
 const link = (one) => `#/immortals/${encodeURIComponent(one.name)}`;
 const primary = (one) => (one.serving ? `replica ${one.serving.replica} at ${one.serving.host}:${one.serving.port}` : "none has served yet");
 
+function replicas(one) {
+  const item = (number, more) => h("li", { class: one.serving?.replica === number ? "ok" : "" }, h("b", {}, `replica ${number}`), one.serving?.replica === number ? " serves" : "", h("div", { class: "dim num" }, more));
+  const others = one.registrations.map((r) => item(r.replica, `ports ${r.receive_port} and ${r.send_port}${r.active ? ", active standby" : ""}`));
+  return h("ul", { class: "steps" }, others.length ? others : item(one.serving?.replica ?? 0, "it was not registered, and so is alone"));
+}
+
 const calls = (one) => (one.calls_per_second === null ? "–" : rate(one.calls_per_second));
 
 function ready(again, title) {
   if (!state.busy) load(again);
   const { found, error } = state;
-  return [h("div", { class: "head" }, h("h1", { tabindex: "-1" }, title)), error ? problem(error) : null, !found && !error ? h("div", { class: "loading", role: "status" }, "Asking for the instances…") : null];
+  return [h("div", { class: "head" }, h("h1", { tabindex: "-1" }, title)), error ? trouble(error) : null, !found && !error ? h("div", { class: "loading", role: "status" }, "Asking for the instances…") : null];
 }
 
 export const immortals = {
@@ -34,10 +40,10 @@ export const immortals = {
     const shell = ready(again, "Immortals"), { found } = state;
     return [shell,
       found && !found.length ? h("section", { class: "card empty" }, h("h2", {}, "No immortal lives here"), h("p", {}, "An immortal is a service with state that survives any crash: its calls are logged in a journal, and replayed."), h("div", { class: "first" }, copyable(`penstock immortal --help`))) : null,
-      found?.length ? h("section", { class: "card" }, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Instances" }, h("table", {},
+      found?.length ? h("section", { class: "card" }, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Instances" }, stacked(h("table", {},
         h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Instance"), h("th", { scope: "col" }, "Primary"), ["Version", "Replicas", "Checkpoints", "Log", "To replay", "Growth", "Calls"].map((t) => h("th", { scope: "col", class: "n" }, t)))),
         h("tbody", {}, found.map((one) => h("tr", { key: one.name }, h("td", {}, h("a", { href: link(one) }, one.name)), h("td", {}, primary(one)), h("td", { class: "n" }, one.version), h("td", { class: "n" }, Math.max(1, one.registrations.length)), h("td", { class: "n" }, count(one.checkpoint_count)),
-          h("td", { class: "n" }, bytes(one.log_end - one.log_begin)), h("td", { class: "n" }, bytes(one.log_since_checkpoint)), h("td", { class: "n" }, one.growth === null ? "–" : `${bytes(Math.max(0, one.growth))}/s`), h("td", { class: "n" }, calls(one)))))))) : null];
+          h("td", { class: "n" }, bytes(one.log_end - one.log_begin)), h("td", { class: "n" }, bytes(one.log_since_checkpoint)), h("td", { class: "n" }, one.growth === null ? "–" : `${bytes(Math.max(0, one.growth))}/s`), h("td", { class: "n" }, calls(one))))))))) : null];
   },
 };
 
@@ -53,6 +59,6 @@ export const immortal = {
         h("thead", {}, h("tr", {}, ["Number", "Version", "Log offset", "Size"].map((t) => h("th", { scope: "col", class: "n" }, t)), ["Taken (UTC)", "By"].map((t) => h("th", { scope: "col" }, t)))),
         h("tbody", {}, [...one.checkpoints].reverse().map((entry) => h("tr", { key: entry.number }, h("td", { class: "n" }, count(entry.number)), h("td", { class: "n" }, entry.version), h("td", { class: "n" }, count(entry.log_offset)), h("td", { class: "n" }, bytes(entry.size)), h("td", { class: "nowrap" }, time(entry.at * 1e6).slice(0, 19)), h("td", {}, entry.by)))))) : h("p", { class: "dim" }, "None was taken yet: a recovery replays the whole log.")),
       h("div", {}, h("section", { class: "card" }, h("header", {}, h("h2", {}, "About it")), h("dl", { class: "pairs" }, pairs.map(([k, v]) => [h("dt", {}, k), h("dd", {}, v)]))),
-        h("section", { class: "card" }, h("header", {}, h("h2", {}, "Replicas")), h("ul", { class: "steps" }, one.registrations.map((r) => h("li", { class: one.serving?.replica === r.replica ? "ok" : "" }, h("b", {}, `replica ${r.replica}`), one.serving?.replica === r.replica ? " serves" : "", h("div", { class: "dim num" }, `ports ${r.receive_port} and ${r.send_port}${r.active ? ", active standby" : ""}`)))), h("p", {}), copyable(`penstock immortal inspect ${one.name}${store.session?.options ?? ""}`))))];
+        h("section", { class: "card" }, h("header", {}, h("h2", {}, "Replicas")), replicas(one), h("p", {}), h("p", { class: "dim" }, "The same on the command line:"), copyable(`penstock immortal inspect ${one.name}${store.session?.options ?? ""}`))))];
   },
 };

@@ -1,6 +1,7 @@
 // The log page by page: by offset, time, namespace and text; and one message through every node.
 
-import { problem } from "./dialog.js";
+import { Asked } from "./asked.js";
+import { trouble } from "./dialog.js";
 import { h } from "./dom.js";
 import { pretty } from "./json.js";
 import { facts, message, table } from "./messages.js";
@@ -65,14 +66,14 @@ export const log = {
     const shown = entries && back ? [...entries].reverse() : entries;
     const more = page && page.more !== null ? h("p", {}, h("button", { onclick: () => load(name, state, again, page.more) }, back ? "Older messages" : "More messages"),
       h("span", { class: "dim" }, `  looked at ${count(state.looked)} so far`)) : null;
-    return [top(name, "log"), form(name), error ? problem(error) : null,
+    return [top(name, "log"), form(name), error ? trouble(error) : null,
       !entries && !error ? h("div", { class: "loading", role: "status" }, "Reading the log…") : null,
       entries && !entries.length ? h("section", { class: "card empty" }, h("h2", {}, page.current < 0 ? "The log is empty" : "No message fits"), h("p", {}, page.current < 0 ? "It fills as soon as the source gives something." : `${count(state.looked)} messages were looked at; the log has ${count(Math.max(page.oldest, 0))} to ${count(page.current)}.`), more) : null,
       entries?.length ? h("section", { class: "card" }, table(shown, { open, again, wanted: state.asked.get("text") ?? "", trace: (offset) => link(view, `trace/${offset}`) }), h("p", {}), more) : null];
   },
 };
 
-let traced = { for: "" };
+const traced = new Asked();
 const TONES = { acknowledged: "ok", replayed: "ok", delivered: "ok", passed: "ok", changed: "ok", pending: "warn", dead: "bad", refused: "bad", dropped: "warn", "left out": "warn", "given up": "warn", "skipped by operator": "warn", missed: "bad" };
 
 function stepOf(step) {
@@ -85,16 +86,14 @@ export const trace = {
   render(again, { name, offset }) {
     const view = store.pipelines.get(name);
     if (!view?.nodes) return missing(name);
-    const stamp = `${name}/${offset}/${view.nodes.map((node) => `${node.watermark}.${node.generation}.${node.dead_letters}`)}`;
-    if (traced.for !== stamp) {
-      const mine = (traced = { for: stamp, found: traced.at === `${name}/${offset}` ? traced.found : null, at: `${name}/${offset}` });
-      ask(`${of(name)}/trace/${offset}`).then((found) => { mine.found = found; }, (error) => { mine.error = error; }).then(again);
-    }
+    // Whether each sink has it, not how far it is: that changes all the time.
+    const stamp = view.nodes.map((node) => `${node.watermark > Number(offset)}.${node.acked?.includes(Number(offset))}.${node.generation}.${node.dead_letters}`).join();
+    traced.want(`${name}/${offset}`, stamp, `${of(name)}/trace/${offset}`, again);
     const { found, error } = traced;
     return [h("div", { class: "crumbs" }, h("a", { href: link(view) }, name), " / ", h("a", { href: link(view, `log?from=${Math.max(0, offset - 10)}`) }, "log")),
       h("div", { class: "head" }, h("h1", { tabindex: "-1" }, `Message ${count(Number(offset))}`), h("span", { class: "grow" }),
         Number(offset) > 0 ? h("a", { class: "button", href: link(view, `trace/${Number(offset) - 1}`) }, "← Before") : null, Number(offset) + 1 < view.log.next ? h("a", { class: "button", href: link(view, `trace/${Number(offset) + 1}`) }, "After →") : null),
-      error ? problem(error) : null, !found && !error ? h("div", { class: "loading", role: "status" }, "Following it…") : null,
+      error ? trouble(error) : null, !found && !error ? h("div", { class: "loading", role: "status" }, "Following it…") : null,
       found ? h("div", { class: "two" },
         h("section", { class: "card" }, h("header", {}, h("h2", {}, "As the log has it")), found.entry?.data !== undefined ? [message(found.entry), h("p", {}), facts(found.entry)] : h("p", {}, "Compaction has removed it; what became of it is still known.")),
         h("div", {}, found.problem ? h("p", { class: "note warn" }, `What functions make of it is not shown: ${found.problem}`) : null,

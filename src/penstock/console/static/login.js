@@ -1,4 +1,4 @@
-// Says why the last attempt was not let in.
+// Says why the last attempt was not let in, and leads back to where one was.
 const words = {
   "?wrong": "That is not a token or password of this console.",
   "?locked": "Too many wrong ones came. Try again in a minute.",
@@ -9,3 +9,4 @@ if (text) {
   place.textContent = text;
   place.hidden = false;
 }
+document.querySelector("form").action = `/login${location.hash}`;

@@ -70,6 +70,8 @@ function row(view) {
 }
 
 function nothing() {
+  const { beside } = store.session ?? {};
+  if (beside) return h("section", { class: "card empty", role: "status" }, h("h2", {}, `${beside} is starting`), h("p", {}, "Its graph appears here as soon as it has its log."));
   const options = store.session?.options ?? "";
   return h("section", { class: "card empty" },
     h("h2", {}, "No pipeline has run here yet"),

@@ -22,9 +22,12 @@ export function top(name, tab, ...more) {
   ];
 }
 
-export function missing(name) {
+export function missing(name, sink) {
+  const view = store.pipelines.get(name);
+  if (view?.unreadable) return [top(name, ""), h("p", { class: "note bad" }, view.unreadable)];
+  if (view?.nodes && sink) return [top(name, ""), h("section", { class: "card empty" }, h("h2", {}, `${name} has no sink “${sink}”`), h("p", {}, h("a", { href: link(view) }, "See those that it has")))];
   return store.ready && !store.place.looking
-    ? h("section", { class: "card empty" }, h("h2", {}, `There is no pipeline “${name}” here`), h("p", {}, h("a", { href: "#/" }, "See those that are there")))
+    ? [h("div", { class: "head" }, h("h1", { tabindex: "-1" }, name)), h("section", { class: "card empty" }, h("h2", {}, `There is no pipeline “${name}” here`), h("p", {}, h("a", { href: "#/" }, "See those that are there")))]
     : h("div", { class: "loading", role: "status" }, "Looking at the pipeline…");
 }
 
@@ -33,7 +36,7 @@ function sinks(view) {
   return h("section", { class: "card" }, h("header", {}, h("h2", {}, "Sinks")),
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Sinks" }, h("table", {},
       h("thead", {}, h("tr", {}, ["Sink", "State"].map((t) => h("th", { scope: "col" }, t)),
-        [["Offset", "wide-only"], ["Delivered", "wide-only"], ["Dropped", "wide-only"], ["Dead", "wide-only"], ["Behind"], ["Oldest it lacks", "wide-only"], [""]].map(([t, when = ""]) => h("th", { scope: "col", class: `n ${when}` }, t)))),
+        [["Offset", "wide-only"], ["Delivered", "wide-only"], ["Dropped", "wide-only"], ["Dead", "wide-only"], ["Behind"], ["Oldest it lacks", "wide-only"]].map(([t, when = ""]) => h("th", { scope: "col", class: `n ${when}` }, t)), h("th", { scope: "col" }, h("span", { class: "unseen" }, "Pause or resume")))),
       h("tbody", {}, rows.map((node) => h("tr", { key: node.name },
         h("td", {}, h("a", { href: link(view, `sink/${encodeURIComponent(node.name)}`) }, node.name), node.what ? h("span", { class: "dim" }, ` ${node.what}`) : null),
         h("td", {}, h("span", { class: `chip ${node.tone}` }, node.state)),
@@ -70,7 +73,7 @@ export const pipeline = {
   title: ({ name }) => name,
   render(_, { name }) {
     const view = store.pipelines.get(name);
-    if (!view?.nodes) return view?.unreadable ? [top(name, ""), h("p", { class: "note bad" }, view.unreadable)] : missing(name);
+    if (!view?.nodes) return missing(name);
     const seen = store.histories[name] ?? {};
     return [top(name, ""), troubles(view), h("section", { class: "card" }, graph(view)),
       sinks(view), h("section", { class: "card" }, h("header", {}, h("h2", {}, "The last hour"), h("span", { class: "dim" }, "as this console has seen it")),

@@ -1,12 +1,13 @@
 // Who did what, and when runs began and ended: the record that every edit leaves.
 
-import { problem } from "./dialog.js";
-import { h } from "./dom.js";
+import { Asked } from "./asked.js";
+import { trouble } from "./dialog.js";
+import { h, stacked } from "./dom.js";
 import { missing, top } from "./pipeline.js";
-import { ask, of, store } from "./store.js";
+import { of, store } from "./store.js";
 import { time } from "./words.js";
 
-let state = { for: "" };
+const state = new Asked();
 const WORDS = { "run-begin": "run began", "run-end": "run ended", ack: "passed over", mark: "offset set", "dead-replay": "letter replayed", "dead-drop": "letters given up" };
 
 function detail(one) {
@@ -19,16 +20,13 @@ export const record = {
   render(again, { name }) {
     const view = store.pipelines.get(name);
     if (!view?.nodes) return missing(name);
-    const stamp = `${name}/${view.running}/${view.nodes.map((node) => `${node.watermark}.${node.generation}.${node.paused}.${node.dead_letters}`)}`;
-    if (state.for !== stamp && !state.busy) {
-      const mine = (state = { for: stamp, busy: true, found: state.at === name ? state.found : null, at: name });
-      ask(`${of(name)}/audit`).then((found) => { mine.found = found; }, (error) => { mine.error = error; }).then(() => { setTimeout(() => { mine.busy = false; }, 1000); again(); });
-    }
+    const stamp = `${view.running}/${view.nodes.map((node) => `${node.watermark}.${node.generation}.${node.paused}.${node.dead_letters}`)}`;
+    state.want(name, stamp, `${of(name)}/audit`, again, 1000);
     const { found, error } = state;
-    return [top(name, "record"), error ? problem(error) : null, !found && !error ? h("div", { class: "loading", role: "status" }, "Reading the record…") : null,
+    return [top(name, "record"), error ? trouble(error) : null, !found && !error ? h("div", { class: "loading", role: "status" }, "Reading the record…") : null,
       found && !found.entries.length ? h("section", { class: "card empty" }, h("h2", {}, "Nothing is on record yet")) : null,
-      found?.entries.length ? h("section", { class: "card" }, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Record" }, h("table", {},
-        h("thead", {}, h("tr", {}, ["When (UTC)", "Who", "What", "Sink", ""].map((text) => h("th", { scope: "col" }, text)))),
-        h("tbody", {}, found.entries.map((one, at) => h("tr", { key: found.entries.length - at }, h("td", { class: "nowrap num" }, time(one.time).slice(0, 19)), h("td", {}, one.who), h("td", {}, WORDS[one.action] ?? one.action), h("td", {}, one.sink ?? "–"), h("td", { class: "dim" }, detail(one)))))))) : null];
+      found?.entries.length ? h("section", { class: "card" }, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Record" }, stacked(h("table", {},
+        h("thead", {}, h("tr", {}, ["When (UTC)", "Who", "What", "Sink", "Details"].map((text) => h("th", { scope: "col" }, text)))),
+        h("tbody", {}, found.entries.map((one, at) => h("tr", { key: found.entries.length - at }, h("td", { class: "nowrap num" }, time(one.time).slice(0, 19)), h("td", {}, one.who), h("td", {}, WORDS[one.action] ?? one.action), h("td", {}, one.sink ?? "–"), h("td", { class: "dim" }, detail(one))))))))) : null];
   },
 };

@@ -1,27 +1,17 @@
 // A sink, above all one in trouble: what failed, the message, where it stands, what happens next, what can be done.
 
 import { chart } from "./charts.js";
-import { actOn, problem, prompt } from "./dialog.js";
+import { Asked } from "./asked.js";
+import { actOn, prompt, trouble } from "./dialog.js";
 import { h } from "./dom.js";
 import { message, facts, table } from "./messages.js";
 import { link } from "./overview.js";
 import { missing } from "./pipeline.js";
-import { ask, of, store } from "./store.js";
+import { of, store } from "./store.js";
 import { ago, bytes, count, counted, time } from "./words.js";
 
-let held = null, key = "", asked = 0, find = "";
-const open = new Set();
-
-function fetchIt(name, sink, again, stamp) {
-  const wanted = `${name}/${sink}/${stamp}`;
-  if (key === wanted) return;
-  if (!held || held.for !== `${name}/${sink}`) { held = null; open.clear(); find = ""; }
-  key = wanted;
-  const mine = ++asked;
-  ask(`${of(name)}/sinks/${encodeURIComponent(sink)}`).then((detail) => ({ detail }), (error) => ({ error })).then((found) => {
-    if (mine === asked) { held = { for: `${name}/${sink}`, ...found }; again(); }
-  });
-}
+let find = "";
+const held = new Asked(), open = new Set();
 
 function onRestart(node, view) {
   if (node.detached) return "Nothing: it is detached until it is set to an offset. It lacks messages that the log has let go.";
@@ -43,7 +33,7 @@ function track(node, view) {
 }
 
 function actions(view, node, again) {
-  const name = view.name, sink = node.name, done = () => { key = ""; again(); };
+  const name = view.name, sink = node.name, done = () => { held.forget(); again(); };
   const go = (wish) => () => actOn(name, { sink, ...wish }, done);
   const rewind = async () => {
     const text = await prompt(`Set the offset of ${sink}`, "Everything up to this offset counts as acknowledged; -1 means everything again", String(node.watermark - 1));
@@ -58,7 +48,7 @@ function actions(view, node, again) {
   return h("section", { class: "card", id: "acts" }, h("header", {}, h("h2", { tabindex: "-1" }, "What you can do")),
     view.running ? h("p", { class: "note" }, standing ? `The pipeline runs, and does not feed ${sink} now. Lead it past the message, then have it go on.` : `The pipeline runs (process ${view.run.pid}). Pause ${sink} to step or to pass over messages; offsets are set while nothing runs.`) : null,
     h("div", { class: "acts" },
-      behind ? act("Step", go({ action: "step" }), "deliver just the next message, through its functions", "primary") : null,
+      behind ? act("Step", go({ action: "step" }), "deliver just the next message, through its functions", view.running && !standing ? "" : "primary") : null,
       behind ? act("Step several…", steps, "deliver the next ones, one at a time") : null,
       behind ? act("Keep for later", go({ action: "dead-letter" }), "send the next message to the dead letters if it is refused again") : null,
       behind ? act("Pass over it", go({ action: "ack", offsets: [node.watermark] }), "acknowledge the next message without sending it") : null,
@@ -86,9 +76,10 @@ export const sink = {
   render(again, { name, sink: sinkName }) {
     const view = store.pipelines.get(name);
     const node = view?.nodes?.find((one) => one.name === sinkName && one.kind === "sink");
-    if (!node) return missing(name);
-    fetchIt(name, sinkName, again, `${node.watermark}/${node.generation}/${view.log.next > node.watermark}/${node.paused}/${node.dead_letters}`);
-    const detail = held?.detail;
+    if (!node) return missing(name, sinkName);
+    const stamp = `${node.watermark}/${node.generation}/${view.log.next > node.watermark}/${node.paused}/${node.dead_letters}`;
+    if (held.want(`${name}/${sinkName}`, stamp, `${of(name)}/sinks/${encodeURIComponent(sinkName)}`, again)) { open.clear(); find = ""; }
+    const detail = held.found;
     const next = detail?.around.find((one) => one.offset === detail.watermark);
     const stuck = node.tone === "bad" && node.lag > 0;
     const seen = store.histories[name] ?? {};
@@ -99,7 +90,7 @@ export const sink = {
       h("div", { class: "crumbs" }, h("a", { href: link(view) }, name), " / sink"),
       h("div", { class: "head" }, h("h1", { tabindex: "-1" }, sinkName), h("span", { class: `chip ${node.tone}` }, h("span", { class: `dot ${node.tone}` }), node.state), node.what ? h("span", { class: "dim" }, node.what) : null, h("span", { class: "grow" }), h("button", { class: "narrow-only", onclick: toActs }, "What you can do ↓")),
       node.error ? h("div", { class: `note ${stuck ? "bad" : "warn"}` }, h("p", {}, h("b", {}, stuck ? `It stopped before message ${count(node.watermark)}. ` : "")), h("p", {}, node.error)) : null,
-      held?.error ? problem(held.error) : null,
+      held.error ? trouble(held.error) : null,
       h("div", { class: "two" },
         h("div", {},
           h("section", { class: "card" }, h("header", {}, h("h2", {}, "Where it stands")), track(node, view), h("p", {}, h("b", {}, "What happens next: "), onRestart(node, view))),

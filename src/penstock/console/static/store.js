@@ -9,15 +9,24 @@ export const store = {
   place: { place: "", problem: null, looking: null },
   ready: false,
   connected: false,
+  /** Whether the console has said that it ends. */
+  ended: false,
 };
 
 export const subscribe = (listener) => { listeners.add(listener); return () => listeners.delete(listener); };
 
-let planned = false;
+const SOON = 30, LATE = 500, SHARE = 4;
+let planned = false, pause = SOON;
+/** Tell it soon, and the more seldom the longer the listeners take: a page with much on it must not keep a processor busy. */
 function changed() {
   if (planned) return;
   planned = true;
-  setTimeout(() => { planned = false; for (const listener of listeners) listener(); }, 30);
+  setTimeout(() => {
+    planned = false;
+    const began = performance.now();
+    for (const listener of listeners) listener();
+    pause = Math.min(LATE, Math.max(SOON, SHARE * (performance.now() - began)));
+  }, pause);
 }
 
 /** Ask the server; errors are values of class Problem. */
@@ -33,7 +42,7 @@ export async function ask(path, body) {
   }
   let answer;
   try { answer = await fetch(path, options); } catch { throw new Problem("The console does not answer.", "Is it still running? This page goes on by itself when it is back.", 0); }
-  if (answer.status === 401) { location.href = "/login"; throw new Problem("Not logged in.", null, 401); }
+  if (answer.status === 401) { location.href = `/login${location.hash}`; throw new Problem("Not logged in.", null, 401); }
   const value = await answer.json().catch(() => ({}));
   if (!answer.ok) throw new Problem(value.error ?? `The console answered with ${answer.status}.`, value.hint, answer.status);
   return value;
@@ -42,22 +51,39 @@ export async function ask(path, body) {
 export const of = (name) => `/api/pipelines/${encodeURIComponent(name)}`;
 export const mayChange = () => store.session?.role === "operator";
 
+/** The console was away, or does not know us any more: who are we to it now? */
+async function renew() {
+  store.session = await ask("/api/session");
+  changed();
+}
+
+async function again() {
+  try { await renew(); listen(); } catch (error) { if (error.status !== 401) setTimeout(again, 2000); }
+}
+
 let source;
-export function listen() {
+function listen() {
   source?.close();
   source = new EventSource("/api/events");
   const fresh = new Set();
-  let told = false;
+  let told = false, lost = false;
   // Those that the console does not tell of any more go, once it has looked at everything.
   const prune = () => {
     if (store.place.looking) return;
     for (const name of [...store.pipelines.keys()]) if (!fresh.has(name)) store.pipelines.delete(name);
   };
-  source.onopen = () => { store.connected = true; told = false; fresh.clear(); changed(); };
+  source.onopen = () => {
+    if (lost) renew().catch(() => { /* it is lost again */ });
+    store.connected = true;
+    store.ended = told = lost = false;
+    fresh.clear();
+    changed();
+  };
   source.onerror = () => {
+    lost = true;
     store.connected = false;
     changed();
-    if (source.readyState === EventSource.CLOSED) setTimeout(listen, 2000);
+    if (source.readyState === EventSource.CLOSED) setTimeout(again, 2000);
   };
   source.addEventListener("place", (event) => { store.place = JSON.parse(event.data); if (told) prune(); changed(); });
   source.addEventListener("pipeline", (event) => {
@@ -67,6 +93,7 @@ export function listen() {
     changed();
   });
   source.addEventListener("gone", (event) => { store.pipelines.delete(JSON.parse(event.data)); changed(); });
+  source.addEventListener("end", () => { store.ended = true; changed(); });
   source.addEventListener("ready", () => { store.ready = told = true; prune(); changed(); });
 }
 

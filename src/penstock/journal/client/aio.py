@@ -278,9 +278,12 @@ class AsyncClient:
             if not token:
                 return
 
-    async def list(self, selector: LabelSelector | None = None) -> Journals:
-        """The journals that the selector matches, in the order of their names."""
-        request = requests.listing(selector)
+    async def list(self, selector: LabelSelector | None = None, *, store_health: bool = False) -> Journals:
+        """The journals that the selector matches, in the order of their names.
+
+        With `store_health` each says what the broker that answers knows of its stores.
+        """
+        request = requests.listing(selector, store_health=store_health)
         metadata = connection.bearer(self.tokens.for_list(request.selector))
 
         async def listed(line: Line) -> Journals:

@@ -87,9 +87,13 @@ def checked_read(request: ReadRequest) -> ReadRequest:
 
 
 def listing(
-    selector: LabelSelector | None, *, watch: bool = False, resume: Header | None = None
+    selector: LabelSelector | None,
+    *,
+    watch: bool = False,
+    resume: Header | None = None,
+    store_health: bool = False,
 ) -> ListRequest:
-    request = ListRequest(selector=selector, watch=watch, watch_resume=resume)
+    request = ListRequest(selector=selector, watch=watch, watch_resume=resume, store_health=store_health)
     if watch:
         validation.validate_list_request(request)
     return request

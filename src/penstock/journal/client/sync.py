@@ -206,9 +206,12 @@ class Client:
         except TimedOutError:
             return self.head(journal)
 
-    def list(self, selector: LabelSelector | None = None) -> Journals:
-        """The journals that the selector matches, in the order of their names."""
-        request = requests.listing(selector)
+    def list(self, selector: LabelSelector | None = None, *, store_health: bool = False) -> Journals:
+        """The journals that the selector matches, in the order of their names.
+
+        With `store_health` each says what the broker that answers knows of its stores.
+        """
+        request = requests.listing(selector, store_health=store_health)
         snapshots = answers.Snapshots()
         authorized = _authorized(self.tokens.for_list(request.selector))
         with self._answers(

@@ -98,6 +98,7 @@ class ClusterBroker(Broker):
             membership.mirror, membership.me, max_replication=options.max_replication
         )
         self._rounds.append(self._spawn(self.allocation.run(), "allocation"))
+        self._meet_peers()
         self.watch_stores()
 
     # What is otherwise than at a broker that is alone (`Hosting`).
@@ -155,7 +156,7 @@ class ClusterBroker(Broker):
             elif key.startswith(keys.TRIMS):
                 self._trimmed_elsewhere(key.removeprefix(keys.TRIMS))
             elif key.startswith(keys.MEMBERS):
-                self._forget_peers()
+                self._meet_peers()
         for journal in journals:
             self.resolver.forget(journal)
             self._converge(journal, self.resolver.spec(journal))
@@ -256,9 +257,10 @@ class ClusterBroker(Broker):
         if replica is not None and offset > replica.trimmed:
             replica.forget_below(offset)
 
-    def _forget_peers(self) -> None:
-        """Connections to brokers that have gone are closed."""
+    def _meet_peers(self) -> None:
+        """See who is there, and of what make; connections to brokers that have gone are closed."""
         members = [BrokerSpec.FromString(entry.value) for _, entry in self._keyspace.under(keys.MEMBERS)]
+        self.peers.foreign = {member.process_spec.endpoint for member in members if not member.penstock}
         endpoints = {member.process_spec.endpoint for member in members}
         self._spawn(self.peers.retain(endpoints), "connections")
 

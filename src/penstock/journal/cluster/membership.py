@@ -94,7 +94,7 @@ class Membership:
         await self.client.close()
 
     def _announcement(self, *, exiting: bool) -> bytes:
-        spec = BrokerSpec(journal_limit=self.options.limit, exiting=exiting)
+        spec = BrokerSpec(journal_limit=self.options.limit, exiting=exiting, penstock=True)
         spec.process_spec.id.zone, spec.process_spec.id.suffix = self.me
         spec.process_spec.endpoint = self._endpoint
         return spec.SerializeToString(deterministic=True)

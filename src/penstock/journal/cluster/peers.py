@@ -54,10 +54,13 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
+)
+_PINGS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
 )
+"""For brokers of ours alone: the original hangs up on who pings it more often than every five minutes."""
 
 
 class Peers:
@@ -71,6 +74,8 @@ class Peers:
         self._now = now
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._parting: set[grpc.aio.Channel] = set()
+        self.foreign: Collection[str] = ()
+        """Endpoints of brokers that are not ours."""
 
     def __repr__(self) -> str:
         return f"Peers({', '.join(self._channels)})"
@@ -148,11 +153,12 @@ class Peers:
         channel = self._channels.get(endpoint)
         if channel is None:
             target = target_of(endpoint)
+            options = _OPTIONS if endpoint in self.foreign else (*_OPTIONS, *_PINGS)
             if target.secure:
                 credentials = (self._tls or ClientTls()).grpc_credentials()
-                channel = grpc.aio.secure_channel(target.text, credentials, options=_OPTIONS)
+                channel = grpc.aio.secure_channel(target.text, credentials, options=options)
             else:
-                channel = grpc.aio.insecure_channel(target.text, options=_OPTIONS)
+                channel = grpc.aio.insecure_channel(target.text, options=options)
             self._channels[endpoint] = channel
         return channel
 

@@ -33,6 +33,8 @@ from penstock.journal.protocol import (
 
 T = TypeVar("T")
 
+_PIECE = 1 << 20
+
 
 class ProxyError(PassedOnError):
     """The broker that a call was passed on to did not answer it. `code` is what gRPC says of it."""
@@ -95,9 +97,24 @@ async def _relay(
 
 
 async def append_whole(peers: Peers, header: Header, request: AppendRequest) -> AppendResponse:
-    """As `append`, of one that came in one message."""
+    """As `append`, of one that came in one message; a primary of another make gets it as a stream."""
     endpoint = primary_of(header)
-    return await answered(endpoint, peers.append_whole(endpoint, _with_header(request, header)))
+    try:
+        return await answered(endpoint, peers.append_whole(endpoint, _with_header(request, header)))
+    except ProxyError as error:
+        if error.code is not grpc.StatusCode.UNIMPLEMENTED:
+            raise
+    first = AppendRequest()
+    first.CopyFrom(request)
+    first.ClearField("content")
+    return await append(peers, header, first, _pieces(request.content))
+
+
+async def _pieces(content: bytes) -> AsyncIterator[AppendRequest]:
+    """What follows the first message of a stream that is to be committed."""
+    for at in range(0, len(content), _PIECE):
+        yield AppendRequest(content=content[at : at + _PIECE])
+    yield AppendRequest()
 
 
 async def trim(peers: Peers, header: Header, request: TrimRequest) -> TrimResponse:

@@ -17,6 +17,7 @@ from concurrent.futures import Executor
 from typing import NamedTuple
 
 from penstock.base.errors import PenstockError
+from penstock.journal.cluster import foreign
 from penstock.journal.cluster.peers import Peers
 from penstock.journal.cluster.proxy import answered
 from penstock.journal.cluster.survey import Part, Survey, SurveyRequest, parts_of
@@ -87,6 +88,8 @@ async def _contradiction(
 
 
 async def _once_locked(peer: Peer, request: SurveyRequest, peers: Peers) -> Survey:
+    if peer.endpoint in peers.foreign:
+        return await foreign.survey(peers, peer.endpoint, request)
     while True:
         survey = await answered(peer.endpoint, peers.survey(peer.endpoint, request))
         if survey.locked:

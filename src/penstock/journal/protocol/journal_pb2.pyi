@@ -1,3 +1,4 @@
+# mypy: disable-error-code="type-arg"
 import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
@@ -160,14 +161,16 @@ class ProcessSpec(_message.Message):
     def __init__(self, id: _Optional[_Union[ProcessSpec.ID, _Mapping]] = ..., endpoint: _Optional[str] = ...) -> None: ...
 
 class BrokerSpec(_message.Message):
-    __slots__ = ("process_spec", "journal_limit", "exiting")
+    __slots__ = ("process_spec", "journal_limit", "exiting", "penstock")
     PROCESS_SPEC_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_LIMIT_FIELD_NUMBER: _ClassVar[int]
     EXITING_FIELD_NUMBER: _ClassVar[int]
+    PENSTOCK_FIELD_NUMBER: _ClassVar[int]
     process_spec: ProcessSpec
     journal_limit: int
     exiting: bool
-    def __init__(self, process_spec: _Optional[_Union[ProcessSpec, _Mapping]] = ..., journal_limit: _Optional[int] = ..., exiting: bool = ...) -> None: ...
+    penstock: bool
+    def __init__(self, process_spec: _Optional[_Union[ProcessSpec, _Mapping]] = ..., journal_limit: _Optional[int] = ..., exiting: bool = ..., penstock: bool = ...) -> None: ...
 
 class Fragment(_message.Message):
     __slots__ = ("journal", "begin", "end", "sum", "compression_codec", "backing_store", "mod_time", "path_postfix")
@@ -326,28 +329,44 @@ class ReplicateResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[Header, _Mapping]] = ..., fragment: _Optional[_Union[Fragment, _Mapping]] = ..., registers: _Optional[_Union[LabelSet, _Mapping]] = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("selector", "watch", "watch_resume")
+    __slots__ = ("selector", "watch", "watch_resume", "store_health")
     SELECTOR_FIELD_NUMBER: _ClassVar[int]
     WATCH_FIELD_NUMBER: _ClassVar[int]
     WATCH_RESUME_FIELD_NUMBER: _ClassVar[int]
+    STORE_HEALTH_FIELD_NUMBER: _ClassVar[int]
     selector: LabelSelector
     watch: bool
     watch_resume: Header
-    def __init__(self, selector: _Optional[_Union[LabelSelector, _Mapping]] = ..., watch: bool = ..., watch_resume: _Optional[_Union[Header, _Mapping]] = ...) -> None: ...
+    store_health: bool
+    def __init__(self, selector: _Optional[_Union[LabelSelector, _Mapping]] = ..., watch: bool = ..., watch_resume: _Optional[_Union[Header, _Mapping]] = ..., store_health: bool = ...) -> None: ...
 
 class ListResponse(_message.Message):
     __slots__ = ("status", "header", "journals")
     class Journal(_message.Message):
-        __slots__ = ("spec", "mod_revision", "route", "create_revision")
+        __slots__ = ("spec", "mod_revision", "route", "create_revision", "store_health")
         SPEC_FIELD_NUMBER: _ClassVar[int]
         MOD_REVISION_FIELD_NUMBER: _ClassVar[int]
         ROUTE_FIELD_NUMBER: _ClassVar[int]
         CREATE_REVISION_FIELD_NUMBER: _ClassVar[int]
+        STORE_HEALTH_FIELD_NUMBER: _ClassVar[int]
         spec: JournalSpec
         mod_revision: int
         route: Route
         create_revision: int
-        def __init__(self, spec: _Optional[_Union[JournalSpec, _Mapping]] = ..., mod_revision: _Optional[int] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., create_revision: _Optional[int] = ...) -> None: ...
+        store_health: ListResponse.StoreHealth
+        def __init__(self, spec: _Optional[_Union[JournalSpec, _Mapping]] = ..., mod_revision: _Optional[int] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., create_revision: _Optional[int] = ..., store_health: _Optional[_Union[ListResponse.StoreHealth, _Mapping]] = ...) -> None: ...
+    class StoreHealth(_message.Message):
+        __slots__ = ("known",)
+        class Store(_message.Message):
+            __slots__ = ("fragment_store", "error")
+            FRAGMENT_STORE_FIELD_NUMBER: _ClassVar[int]
+            ERROR_FIELD_NUMBER: _ClassVar[int]
+            fragment_store: str
+            error: str
+            def __init__(self, fragment_store: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+        KNOWN_FIELD_NUMBER: _ClassVar[int]
+        known: _containers.RepeatedCompositeFieldContainer[ListResponse.StoreHealth.Store]
+        def __init__(self, known: _Optional[_Iterable[_Union[ListResponse.StoreHealth.Store, _Mapping]]] = ...) -> None: ...
     STATUS_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     JOURNALS_FIELD_NUMBER: _ClassVar[int]

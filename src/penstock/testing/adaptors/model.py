@@ -26,6 +26,8 @@ from penstock.log.schema import Schema
 
 QUICK = 2.0
 """Seconds in which a source must end once it is told to."""
+LONGEST = 6
+"""How many times its patience a reading waits at most while something comes."""
 
 
 class TooLargeError(PenstockError):
@@ -187,13 +189,21 @@ class Reading:
         return batch
 
     def until(self, done: Callable[[], bool], patience: float) -> bool:
-        """Log what comes until `done`, or the source has run out; False if that takes too long."""
+        """Log what comes until `done`, or the source has run out; False if that takes too long.
+
+        That is when nothing new came for as long as `patience`, so that a slow machine is no fault; but a source that
+        gives something for ever is.
+        """
+        latest = time.monotonic() + LONGEST * patience
         deadline = time.monotonic() + patience
         while not done():
             if time.monotonic() > deadline:
                 return False
-            if self.step(min(0.25, patience)) is None and self.ended and self._given.empty():
+            batch = self.step(min(0.25, patience))
+            if batch is None and self.ended and self._given.empty():
                 return done()
+            if batch is not None and (batch.messages or batch.packed):
+                deadline = min(latest, time.monotonic() + patience)
         return True
 
     def to_the_end(self, patience: float) -> None:

@@ -1,0 +1,358 @@
+"""A worker at the edges of time: between an append and its news, under load without a pause, while it waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.connector.rig import COOKIE, Raw, Rig, eventually, ids_of, rigged
+
+from penstock.base.errors import PenstockError
+from penstock.connector import frames as fr
+from penstock.connector.frames import NOTHING_SEEN
+from penstock.connector.instancelog import JournalLog
+from penstock.connector.instances import Instance
+from penstock.connector.serving import Peer
+from penstock.connector.settings import split
+from penstock.journal.client import Appender
+
+
+def log_of(instance: Instance) -> JournalLog:
+    assert isinstance(instance._log, JournalLog)
+    return instance._log
+
+
+def test_a_stream_asked_for_the_moment_an_append_lands_resumes_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the broker's answer and the news of it the registry is behind the log: nobody may be told of that."""
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        first, second = await rig.peer(worker), await rig.peer(worker)
+        await first.ok()
+        await second.ok()
+        await first.open(7)
+        asker = max(worker.peers, key=lambda peer: peer.number)
+        holder = min(worker.peers, key=lambda peer: peer.number)
+        notify = Appender._notify
+
+        def landed(self: Appender, *arguments: object) -> None:
+            notify(self, *arguments)  # type: ignore[arg-type]
+            if self.pending_bytes == 0 and holder.last_seen(7) == 3 and not holder._over:
+                holder._let_go()
+                asker.data_received(fr.encode(fr.Notify(7, "s", 0)))
+
+        monkeypatch.setattr(Appender, "_notify", landed)
+        await first.send(*(fr.Message(7, number) for number in (1, 2, 3)))
+        answer = await second.until(lambda frame: isinstance(frame, fr.NotifyAck))
+        assert answer == fr.NotifyAck(True, 7, 3)
+        await second.send(*(fr.Message(7, number) for number in (1, 2, 3, 4)))
+        await second.acked(7, 4)
+        assert ids_of(await rig.frames()) == {7: [1, 2, 3, 4]}
+
+    rigged(tmp_path / "d", test)
+
+
+@contextmanager
+def never_idle(worker_instance: Instance) -> Iterator[None]:
+    """Something is on its way to the log at every moment: what was is not over before the next is added."""
+    log = log_of(worker_instance)
+    filling, over = Appender._notify, False
+
+    def more(self: Appender, *arguments: object) -> None:
+        if not over and self is log._appender:
+            log.opened(99, "other")
+        filling(self, *arguments)  # type: ignore[arg-type]
+
+    Appender._notify = more  # type: ignore[method-assign, assignment]
+    log.opened(99, "other")
+    try:
+        yield
+    finally:
+        over = True
+        Appender._notify = filling  # type: ignore[method-assign]
+
+
+def test_a_stream_is_accepted_and_a_worker_stops_though_the_log_is_never_idle(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        peer = await rig.peer(worker)
+        await peer.ok()
+        instance = worker.instances["i"]
+        with never_idle(instance):
+            async with asyncio.timeout(20):
+                assert await peer.open(7) == fr.NotifyAck(True, 7, NOTHING_SEEN)
+                await instance.flush()
+
+    rigged(tmp_path / "d", test)
+
+
+def test_who_has_not_said_hello_does_not_keep_a_worker_from_stopping(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        await eventually(lambda: not worker._tasks)
+        silent = await rig.peer(worker, hello=False)
+        await eventually(lambda: bool(worker.peers))
+        stopping = asyncio.create_task(worker.stop())
+        assert "stopping" in await silent.error()
+        await silent.close()
+        await stopping
+
+    rigged(tmp_path / "d", test)
+
+
+def test_frames_that_end_in_time_may_follow_each_other_without_a_pause(tmp_path: Path) -> None:
+    """Large messages back to back: hardly ever does a read end where a frame ends."""
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker(frame_timeout=0.5, credits=100_000)
+        peer = await rig.peer(worker)
+        await peer.ok()
+        await peer.open(7)
+        loop = asyncio.get_running_loop()
+        until, number = loop.time() + 1.5, 0
+        rest = b""
+        while loop.time() < until:
+            number += 1
+            frame = rest + fr.encode(fr.Message(7, number, body=bytes(1000)))
+            rest = frame[-500:]
+            await peer.raw(frame[:-500])
+            await asyncio.sleep(0.02)
+        await peer.raw(rest)
+        await peer.acked(7, number)
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_peer_that_the_worker_does_not_read_from_is_not_too_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker(frame_timeout=0.3, max_pending=1000, credits=1000)
+        peer = await rig.peer(worker)
+        await peer.ok()
+        await peer.open(7)
+        log = log_of(worker.instances["i"])
+        gate = asyncio.Event()
+        settle = log._landed
+
+        async def slow(*arguments: object) -> None:
+            await gate.wait()
+            await settle(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(log, "_landed", slow)
+        whole = fr.encode(fr.Message(7, 2, body=bytes(100)))
+        await peer.raw(fr.encode(fr.Message(7, 1, body=bytes(2000))) + whole[:50])
+        await asyncio.sleep(1.0)  # longer than a frame may take, and it is the worker that does not read
+        await peer.raw(whole[50:])
+        gate.set()
+        await peer.acked(7, 2)
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_refusal_of_the_log_leaves_no_trace_in_the_points_of_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a snapshot of the points would be ahead of the log, and what came between would be lost."""
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        peer = await rig.peer(worker)
+        await peer.ok()
+        await peer.open(7)
+        log = log_of(worker.instances["i"])
+
+        def full(record: bytes) -> None:
+            raise PenstockError("full")
+
+        with monkeypatch.context() as refusing:
+            refusing.setattr(log._appender, "append", full)
+            await peer.send(fr.Message(7, 5), fr.Message(7, 5), fr.Message(7, 6))
+            await peer.until(lambda frame: isinstance(frame, fr.Restart))
+        log._snapshot()
+        await worker.stop()
+        again = await rig.peer(await rig.worker("next"))
+        await again.ok()
+        assert await again.open(7) == fr.NotifyAck(True, 7, NOTHING_SEEN)
+
+    rigged(tmp_path / "d", test)
+
+
+def test_an_error_of_the_worker_itself_is_a_restart_and_not_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Peer, run: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        peer = await rig.peer(worker)
+        await peer.ok()
+        await peer.open(7)
+        with monkeypatch.context() as breaking:
+            breaking.setattr(Peer, "_durable", broken)
+            await peer.send(fr.Message(7, 1))
+            assert await told(peer) == fr.Restart(worker.me.address)
+        again = await rig.peer(worker)
+        await again.ok()
+        assert await again.open(7) == fr.NotifyAck(True, 7, 1)
+
+    rigged(tmp_path / "d", test)
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_who_closes_its_streams_and_then_says_nothing_is_sent_away_in_time(
+    tmp_path: Path, opened: bool
+) -> None:
+    async def test(rig: Rig) -> None:
+        old, new = await rig.worker("old", migration_timeout=0.3), await rig.worker("new")
+        peer = await rig.peer(old, tokens=["migrate"])
+        await peer.ok()
+        if opened:
+            await peer.open(7)
+        await old.migrate("i", new.me.address)
+        await peer.until(lambda frame: isinstance(frame, fr.Migrate))
+        if opened:
+            await peer.send(fr.Message(7, 1), fr.EosMessage(7))
+            await peer.acked(7, 1)
+        assert await peer.until(lambda frame: isinstance(frame, fr.Restart)) == fr.Restart(new.me.address)
+        assert await peer.next() is None
+        await peer.close()
+        await eventually(lambda: not old.peers)
+
+    rigged(tmp_path / "d", test)
+
+
+def test_who_is_redirected_and_stays_is_sent_away_in_time(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        owner, other = await rig.worker("a"), await rig.worker("b", migration_timeout=0.3)
+        await (await rig.peer(owner)).ok()
+        stays = await rig.peer(other, tokens=["migrate"])
+        assert await stays.next() == fr.Migrate(*split(owner.me.address))
+        assert await stays.next() == fr.Restart(owner.me.address)
+        assert await stays.next() is None
+
+    rigged(tmp_path / "d", test)
+
+
+def test_who_asked_for_a_stream_before_it_was_redirected_is_refused_it(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        failures: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+        owner, other = await rig.worker("a"), await rig.worker("b", strict_credits=False)
+        await (await rig.peer(owner)).ok()
+        hasty = await rig.peer(other, hello=False)
+        await hasty.send(fr.Hello("0.0.1", COOKIE, "p", "i", frozenset({"migrate"})), fr.Notify(7, "s", 0))
+        assert await hasty.next() == fr.Migrate(*split(owner.me.address))
+        await hasty.send(fr.MigrationAck())
+        assert await hasty.next() == fr.NotifyAck(False, 7, 0)
+        while await hasty.next() is not None:
+            pass
+        assert not failures
+
+    rigged(tmp_path / "d", test)
+
+
+def test_streams_that_are_closed_leave_room_for_others(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker(max_streams=3, credits=1000)
+        peer = await rig.peer(worker)
+        await peer.ok()
+        for stream in range(10):
+            assert (await peer.open(stream)).success
+            await peer.send(fr.Message(stream, 1), fr.EosMessage(stream))
+            await peer.until(lambda frame, stream=stream: is_final(frame, stream))  # type: ignore[misc]
+            await eventually(lambda: not worker.instances["i"].registry.held)
+        for stream in range(10, 13):
+            await peer.open(stream)
+        await peer.send(fr.Notify(13, "s", 0))
+        assert "too many streams: 3" in await peer.error()
+
+    rigged(tmp_path / "d", test)
+
+
+def is_final(frame: fr.Frame, stream: int) -> bool:
+    return isinstance(frame, fr.Ack) and (stream, 1) in frame.points
+
+
+def test_an_address_that_simple_peers_cannot_read_goes_only_to_those_that_can(tmp_path: Path) -> None:
+    """Peers that name no capability cut `host:port` at its one colon, and fail at more."""
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        able, plain = await rig.peer(worker, tokens=["migrate"]), await rig.peer(worker)
+        for peer in (able, plain):
+            await peer.ok()
+        for served in list(worker.peers):
+            served.restart("[::1]:7110")
+        assert await told(able) == fr.Restart("[::1]:7110")
+        assert await told(plain) == fr.Restart("")
+
+    rigged(tmp_path / "d", test)
+
+
+async def told(peer: Raw) -> fr.Frame:
+    return await peer.until(lambda frame: isinstance(frame, fr.Restart))
+
+
+def test_an_error_reaches_a_peer_that_was_sending_and_not_listening(tmp_path: Path) -> None:
+    """Closed at once, the connection would be reset with the ERROR unread."""
+
+    async def test(rig: Rig) -> None:
+        peer = await rig.peer(await rig.worker())
+        await peer.ok()
+        await peer.raw(bytes(4) + bytes(8 << 20))
+        assert "length 0" in await peer.error()
+
+    rigged(tmp_path / "d", test)
+
+
+def test_an_answer_goes_to_the_connection_that_asked_and_not_to_its_successor_at_the_same_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        other = await rig.peer(worker)
+        await other.ok()
+        await other.open(1)
+        first = await rig.peer(worker)
+        await first.ok()
+        asked = max(worker.peers, key=lambda peer: peer.number)
+        descriptor = number_of(asked)
+        gate, flush = asyncio.Event(), Instance.flush
+
+        async def held(self: Instance) -> None:
+            await gate.wait()
+            await flush(self)
+
+        monkeypatch.setattr(Instance, "flush", held)
+        monkeypatch.setattr(Instance, "pending_bytes", 1)
+        await first.send(fr.Notify(7, "first", 0))
+        await eventually(lambda: 7 in worker.instances["i"].registry.held)
+        await first.close()
+        await eventually(lambda: asked not in worker.peers)
+        assert 7 not in worker.instances["i"].registry.held, "the id must not stay active"
+        second = await rig.peer(worker)
+        await second.ok()
+        asker = max(worker.peers, key=lambda peer: peer.number)
+        assert number_of(asker) == descriptor, "the descriptor is used again"
+        gate.set()
+        await second.send(fr.Notify(8, "second", 0))
+        assert await second.until(lambda frame: isinstance(frame, fr.NotifyAck)) == fr.NotifyAck(
+            True, 8, NOTHING_SEEN
+        )
+        assert (await second.open(7, "second")).success
+
+    rigged(tmp_path / "d", test)
+
+
+def number_of(peer: Peer) -> int:
+    assert peer.wire.transport is not None
+    number = peer.wire.transport.get_extra_info("socket").fileno()
+    assert isinstance(number, int)
+    return number

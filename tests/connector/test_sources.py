@@ -1,0 +1,237 @@
+"""The ready sources: files, directories, pipes, datagrams and posts; what is added, cut, rotated or late."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import socket
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.connector.rig import COOKIE, Rig, eventually, rigged
+from tests.connector.test_source import bodies, connector
+
+from penstock.base.errors import PenstockError
+from penstock.connector import sources
+from penstock.connector.source import CannotSeekError, Record, Stream
+from penstock.connector.sources import Datagrams, DirectoryLines, Lines, PipeLines, Posts
+from penstock.connector.worker import Worker
+
+ROOT = Path(__file__).parents[2]
+
+
+def read_all(stream: Stream, point: int | None = None) -> list[Record]:
+    stream.seek(point)
+    found: list[Record] = []
+    while (records := stream.read()) is not None:
+        assert isinstance(records, list)
+        found += records
+    return found
+
+
+def test_lines_of_a_file_have_the_byte_behind_them_as_id(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    file.write_bytes(b"one\ntwo\n\nlast")
+    whole = read_all(Lines(file))
+    assert [(record.id, record.body) for record in whole] == [
+        (4, b"one"),
+        (8, b"two"),
+        (9, b""),
+        (13, b"last"),
+    ]
+    assert read_all(Lines(file), 8) == whole[2:]
+    with pytest.raises(CannotSeekError, match="replaced or cut"):
+        Lines(file).seek(14)
+
+
+def test_a_file_that_is_followed_gives_whole_lines_as_they_come(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    file.write_bytes(b"one\ntw")
+    lines = Lines(file, follow=True)
+    lines.seek(None)
+    assert lines.read() == [Record(4, b"one")]
+    assert lines.read() == []
+    with file.open("ab") as more:
+        more.write(b"o\n")
+    assert lines.read() == [Record(8, b"two")]
+    lines.close()
+
+
+def test_files_of_a_directory_are_one_stream(tmp_path: Path) -> None:
+    for name, content in (("a", b"1\n2\n"), ("b", b"3"), ("c", b"4\n")):
+        (tmp_path / name).write_bytes(content)
+    whole = read_all(DirectoryLines(tmp_path))
+    assert [record.body for record in whole] == [b"1", b"2", b"3", b"4"]
+    assert [record.id for record in whole] == sorted(record.id for record in whole)
+    for cut in range(4):
+        assert read_all(DirectoryLines(tmp_path), whole[cut].id) == whole[cut + 1 :]
+    with pytest.raises(CannotSeekError):
+        DirectoryLines(tmp_path).seek(9 << 40)
+
+
+def test_a_pipe_run_again_sends_only_what_is_missing() -> None:
+    assert [r.body for r in read_all(PipeLines(io.BytesIO(b"a\nb\nc\n"), name="p"))] == [b"a", b"b", b"c"]
+    assert read_all(PipeLines(io.BytesIO(b"a\nb\nc\n"), name="p"), 2) == [Record(3, b"c")]
+
+
+def test_what_cannot_be_read_twice_is_kept_until_it_is_durable() -> None:
+    pipe = PipeLines(io.BytesIO(b"a\nb\nc\n"), name="p")
+    assert len(read_all(pipe)) == 3
+    pipe.ack(1)
+    pipe.seek(1)
+    assert [record[0] for record in pipe.read() or ()] == [2, 3]
+    with pytest.raises(CannotSeekError):
+        pipe.seek(0)
+
+
+def test_posts_and_datagrams_arrive(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        posts, datagrams = Posts("127.0.0.1", 0, name="posts"), Datagrams("127.0.0.1", 0, name="udp")
+        post_port, udp_port = await posts.open(), await datagrams.open()
+        running = connector([worker.me.address], [posts, datagrams])
+        serving = asyncio.create_task(running.serve())
+        await eventually(lambda: posts._next is not None and datagrams._next is not None)
+        reader, writer = await asyncio.open_connection("127.0.0.1", post_port)
+        writer.write(b"POST /hook HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
+        assert bodies(await rig.frames()) == [b"hello"]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"datagram", ("127.0.0.1", udp_port))
+        await eventually(lambda: running.acked.get("udp") == 1)
+        assert sorted(bodies(await rig.frames())) == [b"datagram", b"hello"]
+        running.stop()
+        await serving
+        posts.close()
+        datagrams.close()
+
+    rigged(tmp_path / "d", test)
+
+
+def appended(file: Path, content: bytes) -> None:
+    with file.open("ab") as more:
+        more.write(content)
+
+
+def test_a_line_that_is_being_written_to_a_followed_directory_waits_for_its_end(tmp_path: Path) -> None:
+    appended(tmp_path / "a", b"1\n2")
+    followed = DirectoryLines(tmp_path, follow=True)
+    followed.seek(None)
+    assert [followed.read(), followed.read(), followed.read()] == [[Record(2, b"1")], [], []]
+    appended(tmp_path / "a", b"2\n3")
+    assert followed.read() == [Record(5, b"22")]
+    assert followed.read() == []
+    appended(tmp_path / "b", b"4\n")
+    assert followed.read() == [Record(6, b"3")], "with another file behind it the first one is whole"
+    assert [followed.read(), followed.read()] == [[], [Record((1 << 40) + 2, b"4")]]
+    again = DirectoryLines(tmp_path, follow=True)
+    again.seek(5)
+    assert [again.read(), again.read(), again.read()] == [[], [Record(6, b"3")], []]
+
+
+@pytest.mark.parametrize("change", ["gone", "between"])
+def test_a_followed_directory_whose_files_change_places_is_told(tmp_path: Path, change: str) -> None:
+    for name in ("b", "d"):
+        appended(tmp_path / name, b"1\n")
+    followed = DirectoryLines(tmp_path, follow=True)
+    followed.seek((1 << 40) + 2)
+    assert followed.read() == []
+    if change == "gone":
+        (tmp_path / "b").unlink()
+    else:
+        appended(tmp_path / "c", b"2\n")
+    with pytest.raises(CannotSeekError, match="has other files before"):
+        followed.read()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"), [("cut", "has 2 bytes now"), ("replaced", "is another file now")]
+)
+def test_a_followed_file_that_is_cut_or_replaced_is_told_and_not_waited_for(
+    tmp_path: Path, change: str, told: str
+) -> None:
+    file = tmp_path / "f"
+    appended(file, b"one\ntwo\n")
+    lines = Lines(file, follow=True)
+    lines.seek(None)
+    assert len(lines.read() or ()) == 2
+    assert lines.read() == []
+    if change == "cut":
+        os.truncate(file, 2)
+    else:
+        file.rename(tmp_path / "f.1")
+        assert lines.read() == [], "the next one is not there yet"
+        appended(file, b"a longer line than all of those before\n")
+    with pytest.raises(CannotSeekError, match=told):
+        lines.read()
+
+
+def test_a_line_that_fits_no_frame_is_told_before_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "MAX_FRAME", 1000)
+    (tmp_path / "f").write_bytes(bytes(2000))
+    with pytest.raises(PenstockError, match="a line of more than 1,000 bytes"):
+        read_all(Lines(tmp_path / "f"))
+
+
+async def reconnected(worker: Worker) -> None:
+    """Cut all connections, and wait for streams that are held by others."""
+    registry, cut = worker.instances["i"].registry, {peer.number for peer in worker.peers}
+    for peer in list(worker.peers):
+        assert peer.wire.transport is not None
+        peer.wire.transport.abort()
+    await eventually(lambda: any(held.session not in cut for held in registry.held.values()))
+
+
+def test_lines_of_a_pipe_go_out_as_they_come_and_outlive_a_lost_connection(tmp_path: Path) -> None:
+    """The pipe says nothing while the connection is lost; what it says next belongs to the next connection."""
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        theirs, ours = os.pipe()
+        with io.FileIO(theirs) as out, os.fdopen(ours, "wb", buffering=0) as pipe:
+            lines = PipeLines(out, name="p")
+            running = connector([worker.me.address], [lines])
+            serving = asyncio.create_task(running.serve())
+            for turn in range(1, 4):
+                pipe.write(b"line %d\nhalf" % turn)
+                await eventually(lambda turn=turn: running.acked.get("p") == turn)  # type: ignore[misc]
+                await reconnected(worker)
+            running.stop()
+            async with asyncio.timeout(20):
+                await serving  # though the pipe is open, and silent
+            assert bodies(await rig.frames()) == [b"line 1", b"halfline 2", b"halfline 3"]
+
+    rigged(tmp_path / "d", test)
+
+
+def test_the_source_of_twenty_lines_in_the_documents_works(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "writing-connectors.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    assert len([line for line in code.splitlines() if line]) <= 20
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        with closing(sqlite3.connect(tmp_path / "readings.db")) as db:
+            db.execute("CREATE TABLE readings (id INTEGER PRIMARY KEY, body TEXT)")
+            db.executemany("INSERT INTO readings (body) VALUES (?)", [(f"reading {n}",) for n in range(1500)])
+            db.commit()
+            told = code.replace("127.0.0.1:7110", worker.me.address).replace('b"secret"', repr(COOKIE))
+            for wanted in (1500, 1501):
+                running = await asyncio.create_subprocess_exec(sys.executable, "-c", told, cwd=tmp_path)
+                await eventually(lambda wanted=wanted: worker.counters.messages == wanted)  # type: ignore[misc]
+                running.kill()
+                await running.wait()
+                db.execute("INSERT INTO readings (body) VALUES ('one more')")
+                db.commit()
+        await worker.instances["sensors"].flush()
+        found = bodies(await rig.frames("sensors"))
+        assert found == [*(b"reading %d" % n for n in range(1500)), b"one more"]
+
+    rigged(tmp_path / "d", test)
