@@ -271,17 +271,19 @@ def test_state_that_leaked_and_changed_is_noticed_before_the_next_input(world: W
 
 
 def test_a_leak_is_noticed_while_an_instance_serves_and_looking_for_it_has_its_share_of_time() -> None:
-    state, now, looks = [b"a"], 0.0, 0
+    state: list[int | None] = [1]
+    now, looks = 0.0, 0
 
-    def encode() -> bytes:
+    def look(limit: int | None) -> int | None:
         nonlocal now, looks
+        assert limit == LARGE
         now += 0.01
         looks += 1
         return state[0]
 
-    leaks = Leaks(encode, lambda: now, always=False)
+    leaks = Leaks(look, lambda: now, always=False)
     leaks.left(100)
-    state[0] = b"b"
+    state[0] = 2
     assert leaks.has_changed()
     looks = 0
     for _ in range(1000):
@@ -291,8 +293,14 @@ def test_a_leak_is_noticed_while_an_instance_serves_and_looking_for_it_has_its_s
     assert 10 <= looks <= 40
     now += 10
     leaks.left(LARGE + 1)
-    state[0] = b"c"
+    state[0] = 3
     assert not leaks.has_changed()
+    state[0], looks = None, 0  # it has grown
+    for _ in range(1000):
+        now += 10
+        leaks.left(100)
+        assert not leaks.has_changed()
+    assert looks == 1
 
 
 def test_a_message_is_not_handled_during_a_checkpoint() -> None:

@@ -14,12 +14,13 @@ import pytest
 from tests.immortal.lb import App, Lb, _connect, fork
 from tests.servers.ports import free_port
 
-from penstock.immortal import about, checkpoints, journals, pace
-from penstock.immortal.checkpoints import MissingCheckpointError
-from penstock.immortal.coordinator import Coordinator, FatalError, Options, fatal
+from penstock.immortal import about, checkpoints, journals, pace, turns
+from penstock.immortal.checkpoints import Entry, MissingCheckpointError
+from penstock.immortal.coordinator import Asked, Coordinator, FatalError, Options, fatal
 from penstock.immortal.logformat import CorruptLogError, encode_log_record
 from penstock.immortal.place import Place, opened
 from penstock.immortal.starting import Debug, serve
+from penstock.immortal.streams import Hello, Welcome, connected, line, read_line
 from penstock.immortal.wire import Call, CorruptWireError, MessageType, RpcType, encode_message
 from penstock.journal.client import AsyncClient, FencedError
 from penstock.journal.client.answers import Appended
@@ -460,6 +461,85 @@ def test_secondaries_follow_and_one_takes_over_without_a_checkpoint(broker: str)
                 await second.until(lambda: second.app.state["sum"] == before + 6)
 
     scenario(broker, test, "replicas")
+
+
+def test_a_secondary_that_takes_no_checkpoint_has_its_turn_no_more(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frozen, or cut off in silence: its connection is there, and nobody behind it."""
+    monkeypatch.setattr(turns, "PATIENCE", 0.2)
+
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, replace(options, active=True, trigger=1)) as primary:
+            await primary.until(lambda: "record 0" in primary.lb.seen)
+            serving = (await about.read(place.client, options.name)).serving
+            assert serving is not None
+            reader, writer = await connected(serving, 1 << 16)
+            writer.write(line(Hello(options.name, serving.password, watcher="replica-7.frozen")))
+            await read_line(reader, Welcome)
+            taken = primary.lb.seen.count("control 2")
+            async with asyncio.timeout(60):
+                while primary.lb.seen.count("control 2") < taken + 3:  # one may have been under way
+                    primary.add(1)
+                    await asyncio.sleep(0.05)
+            writer.close()
+
+    scenario(broker, test, "frozen")
+
+
+def test_a_secondary_that_comes_late_with_its_checkpoint_does_not_replace_a_later_one(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log behind it may be deleted by then: nobody could recover from it."""
+    monkeypatch.setattr(turns, "PATIENCE", 0.2)
+    named, held, take = asyncio.Event(), asyncio.Event(), Coordinator.take_checkpoint
+    late: list[Entry | None] = []
+
+    async def take_late(self: Coordinator, asked: Asked) -> Entry | None:
+        if self.options.replica != 1:
+            return await take(self, asked)
+        named.set()
+        await held.wait()
+        late.append(await take(self, asked))
+        return late[-1]
+
+    monkeypatch.setattr(Coordinator, "take_checkpoint", take_late)
+
+    async def test(place: Place, options: Options) -> None:
+        options = replace(options, active=True, trigger=1, keep=1)
+        async with instance(place, options) as primary:
+            await primary.until(lambda: "record 0" in primary.lb.seen)
+            async with instance(place, replace(options, replica=1)) as second:
+                await second.until(lambda: "record 0" in second.lb.seen)
+                while not named.is_set():
+                    primary.add(1)
+                    await asyncio.sleep(0.05)
+                last = (await checkpoints.catalogue(place.client, options.name)).last
+                taken = primary.lb.seen.count("control 2")
+                while primary.lb.seen.count("control 2") == taken:
+                    primary.add(1)
+                    await asyncio.sleep(0.05)
+                await has_checkpoints(place, options, last.number + 1 if last else 1)
+                held.set()
+                await second.until(lambda: late)
+                assert late[0] is None
+        async with instance(place, options) as again:
+            await again.until(lambda: "control 15" in again.lb.seen)
+            assert again.app.state["sum"] >= primary.app.state["sum"]
+
+    scenario(broker, test, "late")
+
+
+def test_turns_go_to_who_takes_them() -> None:
+    given = turns.Turns(10.0)
+    assert given.next([], 1, 0.0) == ""
+    assert given.next(["b", "a"], 1, 1.0) == "a"
+    assert given.next(["b", "a"], 1, 11.0) == "a", "not late yet"
+    assert given.next(["b", "a"], 1, 12.0) == "b"
+    assert given.next(["b", "a"], 2, 13.0) == "b", "one that was late is not asked again"
+    assert given.next(["b", "a"], 2, 24.0) == ""
+    assert given.next(["c"], 2, 25.0) == "c"
+    assert given.next(["b", "a"], 3, 112.0) == "a", "but for a while only"
 
 
 def test_an_upgrading_secondary_takes_over_and_old_ones_end(broker: str) -> None:

@@ -7,7 +7,8 @@
 The bytes of a checkpoint are the messages that outputs keep, then the binding's blob; they are streamed in pieces,
 so that their size is nobody's concern. A checkpoint exists from the append that holds its E frame on: the same append
 sets the register `catalogue` to the frame's place. What an interrupted writer left lies between and is skipped, and
-goes with the next trimming. Each writer claims the journal, so of two at once only the later one can finish.
+goes with the next trimming. Each writer claims the journal, so of two at once only the later one can finish; and none
+begins that is of an earlier place of the log than the last one there is, for the log before that may be deleted.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from penstock.base.faults import step
 from penstock.immortal.journals import Again, Fenced, claim, journal_name, registers, steadily
 from penstock.immortal.state import StateHead
 from penstock.journal import labels
-from penstock.journal.client import AsyncClient
+from penstock.journal.client import AsyncClient, FencedError
 
 _FRAME = struct.Struct("<IB")
 CLAIM, BEGIN, DATA, END = b"CBDE"
@@ -133,9 +134,12 @@ class Writer:
         """
         journal = journal_name(instance, "checkpoints")
         record = b"".join(_frame(CLAIM, owner.encode()))
+        if not is_first:  # who comes too late does not disturb one that is being written
+            _refuse_earlier(await steadily(reach, lambda: catalogue(client, instance)), head, journal)
         own = await steadily(reach, lambda: claim(client, journal, owner, record))
         assert own is not None
         there = Catalogue() if is_first else await steadily(reach, lambda: catalogue(client, instance))
+        _refuse_earlier(there, head, journal)
         number = there.last.number + 1 if there.last else 1
         writer = cls(Fenced(client, own, reach), msgspec.structs.replace(head, number=number), there, owner)
         with step("immortal-checkpoint-begin"):
@@ -194,6 +198,14 @@ class Writer:
                 landed, _ = await self._fenced.append(frame, union)
             if landed == place:
                 return entry, kept
+
+
+def _refuse_earlier(there: Catalogue, head: Head, journal: str) -> None:
+    if there.last is not None and there.last.log_offset > head.log_offset:
+        raise FencedError(
+            f"journal {journal}: checkpoint {there.last.number} is of a later place of the log, "
+            f"{there.last.log_offset}, than this one, {head.log_offset}"
+        )
 
 
 def _decoded(content: Buffer, kind: type[Catalogue], journal: str, position: int) -> Catalogue:

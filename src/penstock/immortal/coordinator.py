@@ -20,13 +20,13 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.base.faults import step
-from penstock.immortal import checkpoints, journals
+from penstock.immortal import checkpoints, journals, turns
 from penstock.immortal.checkpoints import Catalogue, Entry
 from penstock.immortal.folder import Folder
 from penstock.immortal.journals import Fenced, journal_name, steadily
@@ -141,7 +141,9 @@ class Coordinator:
         self.on_output: Callable[[Output], None] = lambda _: None
         self.on_attach: Callable[[str], None] = lambda _: None
         self.on_durable: Callable[[dict[str, Source]], None] = lambda _: None
-        self.checkpointer: Callable[[], str] = lambda: ""
+        self.listening: Callable[[], Iterable[str]] = tuple
+        """The secondaries that can be asked for checkpoints."""
+        self._turns = turns.Turns(turns.PATIENCE)
         self.input = asyncio.Event()
         self._appending = asyncio.Lock()
         self._queue: deque[Durable | Asked] = deque()
@@ -332,11 +334,19 @@ class Coordinator:
         """Begin a new part of the log; a secondary takes the checkpoint there if one listens, else our binding."""
         assert self.fenced is not None
         self._part += 1
-        checkpointer = self.checkpointer()
+        checkpointer = await self._checkpointer()
         with step("immortal-roll"):
             self._part_begin = await self.append(Rolled(self._part, checkpointer, time.time()))
         if not checkpointer:
             self.ask(Asked(MessageType.TAKE_CHECKPOINT, self.version))
+
+    async def _checkpointer(self) -> str:
+        listening = [*self.listening()]
+        if not listening:
+            return ""
+        name = self.options.name
+        there = await steadily(self.place.reach, lambda: checkpoints.catalogue(self.client, name))
+        return self._turns.next(listening, there.last.number if there.last else 0, time.monotonic())
 
     def ask(self, asked: Asked) -> Asked:
         """Have a checkpoint taken behind all that is in the log now."""

@@ -77,7 +77,7 @@ class Peers:
         coordinator.on_output = self._has_output
         coordinator.on_attach = self._send_to
         coordinator.on_durable = self._tell_senders
-        coordinator.checkpointer = self._checkpointer
+        coordinator.listening = self._watchers.keys
 
     async def listen(self) -> None:
         """Take connections; they are refused until this is the primary."""
@@ -101,9 +101,6 @@ class Peers:
                 self._send_to(name)
         for name in self._coordinator.attached:
             self._send_to(name)
-
-    def _checkpointer(self) -> str:
-        return min(self._watchers, default="")
 
     def _tell_once(self, end: str, name: str) -> None:
         """Bindings count the ends of streams that they are told of: of calls, and of what is durable."""

@@ -13,6 +13,7 @@ that a class may grow fields; those that the class has no more are skipped.
 from __future__ import annotations
 
 import typing
+import zlib
 from collections.abc import Iterator
 from itertools import islice
 from struct import Struct
@@ -69,6 +70,18 @@ def fit(spec: Spec, values: dict[str, Any]) -> None:
         decoder = msgspec.msgpack.Decoder(hint)
         for piece in _pieces(hint, values[name]):
             decoder.decode(piece)
+
+
+def fingerprint(spec: Spec, values: dict[str, Any], limit: int | None) -> int | None:
+    """Of all that `write` would write; None if that is more than `limit` bytes."""
+    size = found = 0
+    for name, hint in types_of(spec).items():
+        for piece in _pieces(hint, values[name]):
+            size += len(piece)
+            found = zlib.crc32(piece, found)
+            if limit is not None and size > limit:
+                return None
+    return size << 32 | found
 
 
 def types_of(spec: Spec) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class Machine(Handlers):
         self._now = now
         self.compares = compares
         self._marks = marks
-        self._leaks = Leaks(self._state_bytes, now, always=watch_state)
+        self._leaks = Leaks(self._fingerprint, now, always=watch_state)
         self._checkpoint_size = 0
         self.phase = Phase.STARTING
         self.runtime = Runtime(app=self.spec.app, name=name)
@@ -439,7 +439,9 @@ class Machine(Handlers):
 
     def state(self) -> object:
         """The declared fields but for custom ones, as plain values."""
-        return msgspec.to_builtins(msgspec.msgpack.decode(self._state_bytes()), str_keys=True)
+        return msgspec.to_builtins(
+            msgspec.msgpack.decode(snapshot.state_bytes(self.spec, self.instance)), str_keys=True
+        )
 
-    def _state_bytes(self) -> bytes:
-        return snapshot.state_bytes(self.spec, self.instance)
+    def _fingerprint(self, limit: int | None) -> int | None:
+        return fields.fingerprint(self.spec, self.instance.__dict__["_values"], limit)
