@@ -105,6 +105,19 @@ def test_the_begin_is_that_of_the_first_fragment_there_is(tmp_path: Path) -> Non
         assert client.read_bytes(JOURNAL, 1200, 0) == b"x" * 2400
 
 
+def test_the_begin_of_a_journal_of_which_nothing_is_left_is_where_it_goes_on(client: Client) -> None:
+    client.append(JOURNAL, b"a" * 100)
+    client.roll(JOURNAL)
+    deadline = time.monotonic() + 60
+    while client.trim(JOURNAL, 100).begin < 100 or client.begin(JOURNAL) == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert list(client.fragments(JOURNAL)) == []
+    assert client.begin(JOURNAL) == client.head(JOURNAL) == 100
+    client.append(JOURNAL, b"b")
+    assert client.begin(JOURNAL) == 100
+
+
 def test_a_broker_that_goes_away_in_the_middle_is_said_to_be_gone(tmp_path: Path) -> None:
     broker = EmbeddedBroker(tmp_path / "data")
     with Client(broker.address) as client:

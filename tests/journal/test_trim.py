@@ -25,6 +25,7 @@ from penstock.journal.protocol import (
     TrimRequest,
     TrimResponse,
 )
+from penstock.journal.stores import PARTIAL
 from penstock.journal.tokens import ValidationError
 from penstock.log.commitlog import journal_spec
 
@@ -67,7 +68,7 @@ def stored(path: Path) -> list[str]:
     return sorted(
         "-".join(str(int(part, 16)) for part in file.name.split("-")[:2])
         for file in (path / "fragments").rglob("*-*")
-        if ".test" not in file.parts
+        if ".test" not in file.parts and not file.name.startswith(PARTIAL)
     )
 
 

@@ -253,10 +253,18 @@ class AsyncClient:
             return await self.head(journal)
 
     async def begin(self, journal: str) -> int:
-        """The offset of the first byte that is still there; 0 if there is none."""
+        """The offset of the first byte that is still there; where none is, of the next one to come."""
+        found = await self._first(journal)
+        if found is not None:
+            return found
+        head = await self.head(journal)
+        found = await self._first(journal)  # somebody may have appended meanwhile
+        return head if found is None else found
+
+    async def _first(self, journal: str) -> int | None:
         response = await self._fragments(FragmentsRequest(journal=journal, page_limit=1))
         answers.require_ok(journal, response.status)
-        return response.fragments[0].spec.begin if response.fragments else 0
+        return response.fragments[0].spec.begin if response.fragments else None
 
     async def fragments(
         self,

@@ -194,10 +194,18 @@ class Client:
         return self.metadata(journal).write_head
 
     def begin(self, journal: str) -> int:
-        """The offset of the first byte that is still there; 0 if there is none."""
+        """The offset of the first byte that is still there; where none is, of the next one to come."""
+        found = self._first(journal)
+        if found is not None:
+            return found
+        head = self.head(journal)
+        found = self._first(journal)  # somebody may have appended meanwhile
+        return head if found is None else found
+
+    def _first(self, journal: str) -> int | None:
         response = self._fragments(FragmentsRequest(journal=journal, page_limit=1))
         answers.require_ok(journal, response.status)
-        return response.fragments[0].spec.begin if response.fragments else 0
+        return response.fragments[0].spec.begin if response.fragments else None
 
     def wait(self, journal: str, beyond: int, timeout: float) -> int:
         """The write head, as soon as it is past `beyond`, or after `timeout` seconds as it is."""
