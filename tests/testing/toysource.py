@@ -291,12 +291,15 @@ def _in_batches(rows: Sequence[Document]) -> Iterator[Sequence[Document]]:
 
 
 def _ahead(batches: Iterator[Batch], stop: threading.Event) -> Iterator[Batch]:
-    """All there is, read by a thread as fast as it comes."""
+    """All there is, read by a thread as fast as it comes, and held twice: far more than a source may."""
     found: list[Batch | BaseException | None] = []
+    copies: list[bytes] = []
 
     def run() -> None:
         try:
-            found.extend(batches)
+            for batch in batches:
+                copies.extend(bytes(bytearray(message.data)) for message in batch.messages)
+                found.append(batch)
             found.append(None)
         except BaseException as error:  # noqa: BLE001 - raised below
             found.append(error)
