@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
@@ -74,7 +75,7 @@ class Activation:
         )  # fmt: skip
 
 
-class Handlers(Caller):
+class Handlers(Caller, ABC):
     """All handlers of an instance: those that are open, and the one whose turn it is."""
 
     instance: Immortal
@@ -87,11 +88,13 @@ class Handlers(Caller):
 
     # What the machine does for handlers.
 
+    @abstractmethod
     def settle(self, origin: Origin, method: Method[Any, Any] | None, result: object, error: str) -> None:
-        raise NotImplementedError
+        """The handler of `origin` has ended, with a result or by an error."""
 
+    @abstractmethod
     def place_call(self, call: Call[Any]) -> int:
-        raise NotImplementedError
+        """Send a call of the handler whose turn it is; its number."""
 
     # What handlers do.
 
