@@ -51,6 +51,13 @@ class Rig:
             await raw.send(fr.Hello("0.0.1", cookie, "test", instance, frozenset(tokens)))
         return raw
 
+    async def streaming(self, worker: Worker, stream: int) -> Raw:
+        """A peer that was welcomed, and has asked for a stream."""
+        raw = await self.peer(worker)
+        await raw.ok()
+        await raw.open(stream)
+        return raw
+
     async def frames(self, instance: str = "i", begin: int = 0) -> list[fr.Frame]:
         """What the journal holds of messages and ends, in order."""
         journal = f"connectors/{instance}"

@@ -79,9 +79,7 @@ def test_a_log_that_takes_no_more_asks_the_peer_to_come_again(
         from penstock.base.errors import PenstockError
 
         worker = await rig.worker()
-        peer = await rig.peer(worker)
-        await peer.ok()
-        await peer.open(7)
+        peer = await rig.streaming(worker, 7)
 
         def full(run: Run, on_durable: OnDurable) -> None:
             raise PenstockError("full")

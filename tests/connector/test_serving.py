@@ -110,9 +110,7 @@ def test_each_frame_has_its_own_time_also_if_the_next_has_begun_when_it_ends(tmp
 
     async def test(rig: Rig) -> None:
         worker = await rig.worker()
-        peer = await rig.peer(worker)
-        await peer.ok()
-        await peer.open(7)
+        peer = await rig.streaming(worker, 7)
         (served,) = worker.peers
         rest, timers = b"", [served._frame_end._handle]
         for number in range(1, 4):
@@ -134,9 +132,7 @@ def test_a_peer_that_the_worker_does_not_read_from_is_not_too_slow(
 ) -> None:
     async def test(rig: Rig) -> None:
         worker = await rig.worker(max_pending=1000, credits=1000)
-        peer = await rig.peer(worker)
-        await peer.ok()
-        await peer.open(7)
+        peer = await rig.streaming(worker, 7)
         (served,) = worker.peers
         log = log_of(worker.instances["i"])
         gate = asyncio.Event()
@@ -167,9 +163,7 @@ def test_a_refusal_of_the_log_leaves_no_trace_in_the_points_of_reference(
 
     async def test(rig: Rig) -> None:
         worker = await rig.worker()
-        peer = await rig.peer(worker)
-        await peer.ok()
-        await peer.open(7)
+        peer = await rig.streaming(worker, 7)
         log = log_of(worker.instances["i"])
 
         def full(record: bytes) -> None:
@@ -196,9 +190,7 @@ def test_an_error_of_the_worker_itself_is_a_restart_and_not_silence(
 
     async def test(rig: Rig) -> None:
         worker = await rig.worker()
-        peer = await rig.peer(worker)
-        await peer.ok()
-        await peer.open(7)
+        peer = await rig.streaming(worker, 7)
         with monkeypatch.context() as breaking:
             breaking.setattr(Peer, "_durable", broken)
             await peer.send(fr.Message(7, 1))
@@ -325,9 +317,7 @@ def test_an_answer_goes_to_the_connection_that_asked_and_not_to_its_successor_at
 ) -> None:
     async def test(rig: Rig) -> None:
         worker = await rig.worker()
-        other = await rig.peer(worker)
-        await other.ok()
-        await other.open(1)
+        await rig.streaming(worker, 1)
         first = await rig.peer(worker)
         await first.ok()
         asked = max(worker.peers, key=lambda peer: peer.number)

@@ -137,9 +137,7 @@ def test_silent_and_slow_peers_are_cut_off_and_quiet_ones_stay(tmp_path: Path) -
         worker = await rig.worker(hello_timeout=0.3, frame_timeout=0.3)
         silent = await rig.peer(worker, hello=False)
         slow = await rig.peer(worker)
-        quiet = await rig.peer(worker)
-        await quiet.ok()
-        await quiet.open(1)
+        quiet = await rig.streaming(worker, 1)
         await slow.ok()
         await slow.raw(b"\x00\x00\x00\x10\x05")
         assert "no HELLO within" in await silent.error()
@@ -205,9 +203,7 @@ def test_a_reconnect_resumes_behind_all_that_came_and_repeats_are_dropped(tmp_pa
 
     async def test(rig: Rig) -> None:
         worker = await rig.worker()
-        peer = await rig.peer(worker)
-        await peer.ok()
-        await peer.open(7)
+        peer = await rig.streaming(worker, 7)
         await peer.send(*(fr.Message(7, number) for number in range(1, 11)))
         await eventually(lambda: worker.counters.messages == 10)
         await peer.close()
@@ -247,9 +243,7 @@ def test_eos_is_recorded_and_acknowledged_with_the_last_id_and_the_stream_may_co
 ) -> None:
     async def test(rig: Rig) -> None:
         worker = await rig.worker()
-        peer = await rig.peer(worker)
-        await peer.ok()
-        await peer.open(7)
+        peer = await rig.streaming(worker, 7)
         await peer.send(fr.Message(7, 4), fr.EosMessage(7))
         await peer.acked(7, 4)
         assert await peer.open(7) == fr.NotifyAck(True, 7, 4)
@@ -298,9 +292,7 @@ def test_a_worker_that_lost_its_claim_sends_everybody_to_start_again(tmp_path: P
 
     async def test(rig: Rig) -> None:
         worker = await rig.worker()
-        peer = await rig.peer(worker)
-        await peer.ok()
-        await peer.open(7)
+        peer = await rig.streaming(worker, 7)
         await peer.send(fr.Message(7, 1))
         await peer.acked(7, 1)
         from penstock.connector import records

@@ -148,9 +148,7 @@ def test_repeats_and_refusals_cost_a_credit_that_comes_back(tmp_path: Path) -> N
 def test_frames_out_of_their_turn_are_named(tmp_path: Path, frames: list[fr.Frame], reason: str) -> None:
     async def test(rig: Rig) -> None:
         worker = await rig.worker()
-        peer = await rig.peer(worker)
-        await peer.ok()
-        await peer.open(7)
+        peer = await rig.streaming(worker, 7)
         await peer.send(*frames)
         assert reason in await peer.error()
         for early in (fr.Message(7, 1), fr.Ok(5), fr.MigrationAck()):
