@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from penstock.base.disk import Disk
+from penstock.journal import spoolfile
 from penstock.journal.append import AppendMachine
 from penstock.journal.broker import Broker
 from penstock.journal.datadir import DataDir
@@ -121,7 +122,7 @@ def record(disk: RecordingDisk, root: Path) -> None:
     asyncio.run(work())
 
 
-def go_on(disk: RecordingDisk, root: Path) -> None:
+def go_on(disk: RecordingDisk, root: Path, *, store: bool = True) -> None:
     """Open what there is, promise what a reader would be shown, append a little more."""
 
     async def work() -> None:
@@ -133,7 +134,8 @@ def go_on(disk: RecordingDisk, root: Path) -> None:
             disk.mark(Acknowledged(head // 600 - 1, head))
         for number in range(head // 600, head // 600 + 2):
             disk.mark(Acknowledged(number, await append_number(broker, number)))
-        await persisted(broker)
+        if store:
+            await persisted(broker)
         await broker.close()
 
     asyncio.run(work())
@@ -197,6 +199,40 @@ def test_acknowledged_appends_survive_power_loss() -> None:
 @pytest.mark.parametrize("steps", range(0, 90, 8))
 def test_what_a_killed_broker_left_in_the_page_cache_is_made_durable_before_it_is_shown(steps: int) -> None:
     check(partial(record_after_a_kill, steps=steps), verify, seed=steps, per_cut=4)
+
+
+def record_settled(disk: RecordingDisk, root: Path) -> None:
+    """Brokers that leave their spool settled, one after the other; the last one finds it so and adds nothing."""
+    for _ in range(3):
+        go_on(disk, root, store=False)
+
+    async def work() -> None:
+        broker = await open_broker(disk, root)
+        assert not replica(broker).spool.takes_content, "it was not gone through"
+        await broker.close()
+
+    asyncio.run(work())
+
+
+def test_a_settled_spool_survives_power_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spoolfile, "WORTH_SETTLING", 1)
+    check(record_settled, verify, seed=3, per_cut=6)
+
+
+@pytest.mark.parametrize("steps", range(4, 90, 16))
+def test_what_a_killed_broker_left_is_settled_only_once_it_is_durable(
+    monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    monkeypatch.setattr(spoolfile, "WORTH_SETTLING", 1)
+    check(partial(record_after_a_kill, steps=steps), verify, seed=steps, per_cut=4)
+
+
+def test_two_records_of_different_fragments_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule that a spool is settled by, taken away: power loss then shows content that was never synced."""
+    monkeypatch.setattr(spoolfile, "WORTH_SETTLING", 1)
+    monkeypatch.setattr(spoolfile, "_repeats", lambda newer, older: True)
+    with pytest.raises(BrokenPromiseError):
+        check(partial(go_on, store=False), verify, seed=3, per_cut=6)
 
 
 def test_power_loss_during_recovery_from_power_loss() -> None:

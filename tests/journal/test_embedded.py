@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from penstock.base.disk import Disk
-from penstock.base.errors import CorruptError, InUseError, UsageError
+from penstock.base.errors import CorruptError, InUseError, PenstockError, UsageError
+from penstock.journal import spoolfile
 from penstock.journal.client import BrokerGoneError, Client
 from penstock.journal.datadir import DataDir
 from penstock.journal.embedded import EmbeddedBroker, connect
@@ -46,6 +48,50 @@ def test_commands_share_the_owners_broker_or_own_the_directory_for_a_moment(tmp_
         assert everything(client) == b"abc"
         assert DataDir(tmp_path / "data").owner() is not None
     assert DataDir(tmp_path / "data").owner() is None
+
+
+def test_a_directory_that_was_closed_is_read_without_going_through_its_spools(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    content = b"0123456789abcdef" * (spoolfile.WORTH_SETTLING // 16)
+    hashed: list[int] = []
+    monkeypatch.setattr(spoolfile, "_hash", _noting(spoolfile._hash, hashed))
+    with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
+        client.create(journal_spec(JOURNAL, 1 << 30, {}))
+        client.append(JOURNAL, content)
+    for _ in range(2):
+        with connect(tmp_path / "data") as client:
+            assert everything(client) == content
+    assert not hashed
+    with connect(tmp_path / "data") as client:
+        assert client.append(JOURNAL, b"x").begin == len(content)
+        client.append(JOURNAL, b"y")
+    assert hashed == [len(content)]
+    with connect(tmp_path / "data") as client:
+        assert everything(client) == content + b"xy"
+    assert hashed == [len(content)]
+
+
+def _noting(hashing: Callable[..., object], hashed: list[int]) -> Callable[..., object]:
+    def noting(file: object, size: int) -> object:
+        hashed.append(size)
+        return hashing(file, size)
+
+    return noting
+
+
+def test_a_settled_spool_that_was_changed_by_hand_takes_nothing_more(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
+        client.create(journal_spec(JOURNAL, 1 << 30, {}))
+        client.append(JOURNAL, bytes(spoolfile.WORTH_SETTLING))
+    [path] = broker.directory.spools(JOURNAL).iterdir()
+    with path.open("r+b") as file:
+        file.seek(spoolfile.CONTENT_AT + 5)
+        file.write(b"x")
+    with connect(tmp_path / "data") as client:
+        for _ in range(2):
+            with pytest.raises(PenstockError, match="borne out"):
+                client.append(JOURNAL, b"more")
 
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:

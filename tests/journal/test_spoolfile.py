@@ -9,6 +9,7 @@ import pytest
 
 from penstock.base.disk import Disk
 from penstock.base.errors import CorruptError
+from penstock.journal import spoolfile
 from penstock.journal.fragment import Codec, Fragment
 from penstock.journal.labels import label_set
 from penstock.journal.protocol import LabelSet
@@ -147,4 +148,123 @@ def test_the_slots_take_their_room_at_once_so_that_a_full_disk_cannot_fail_a_com
     file, _ = a_file(tmp_path)
     with file.path.open("rb") as opened:
         assert os.lseek(opened.fileno(), 0, os.SEEK_HOLE) >= CONTENT_AT
+    file.close()
+
+
+def settled(monkeypatch: pytest.MonkeyPatch, directory: Path) -> SpoolFile:
+    """A file of two appends that was left settled, where even they are worth it."""
+    monkeypatch.setattr(spoolfile, "WORTH_SETTLING", 1)
+    file, spool = a_file(directory)
+    append(file, spool, b"first", AA="1")
+    append(file, spool, b"second", AA="2")
+    file.settle()
+    file.close()
+    return file
+
+
+def trusted(path: Path) -> tuple[SpoolFile, Spool]:
+    found = SpoolFile.recover(Disk(), path, JOURNAL, trust=True)
+    assert found is not None
+    return found
+
+
+def test_a_settled_file_is_gone_through_only_before_more_is_added(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = settled(monkeypatch, tmp_path).path
+    file, spool = trusted(path)
+    assert not spool.takes_content
+    assert (spool.fragment, spool.registers) == (file.fragment, label_set({"AA": "2"}))
+    assert file.fragment.length == len(b"firstsecond")
+    spool.go_on_from(file.sum())
+    append(file, spool, b"third")
+    spool.go_on_from(file.sum())  # too late to matter: it goes on already
+    append(file, spool, b"fourth")
+    file.close()
+    assert recovered(path) == (b"firstsecondthirdfourth", LabelSet())
+
+
+def test_a_file_is_settled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = settled(monkeypatch, tmp_path).path
+    before = path.read_bytes()
+    for trust in (True, False):
+        found = SpoolFile.recover(Disk(), path, JOURNAL, trust=trust)
+        assert found is not None
+        found[0].settle()
+        found[0].close()
+    assert path.read_bytes() == before
+
+
+def test_who_does_not_trust_goes_through_a_settled_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = settled(monkeypatch, tmp_path).path
+    assert recovered(path) == (b"firstsecond", label_set({"AA": "2"}))
+    damage(path, CONTENT_AT)
+    with pytest.raises(CorruptError, match="borne out"):
+        recovered(path)
+
+
+def test_little_content_is_not_worth_settling(tmp_path: Path) -> None:
+    file, spool = a_file(tmp_path)
+    append(file, spool, b"first")
+    before = file.path.read_bytes()
+    file.settle()
+    file.close()
+    assert file.path.read_bytes() == before
+
+
+def damage(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_settled_file_that_was_changed_is_found_out_before_more_is_added(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = settled(monkeypatch, tmp_path).path
+    damage(path, CONTENT_AT + 7)
+    file, _ = trusted(path)
+    with pytest.raises(CorruptError, match="borne out"):
+        file.sum()
+    file.close()
+
+
+def test_a_settled_file_that_was_cut_is_found_out_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = settled(monkeypatch, tmp_path).path
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CorruptError, match="borne out"):
+        trusted(path)
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_a_file_of_which_either_record_is_torn_is_not_settled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, slot: int
+) -> None:
+    """Nothing says any more that the sync of the content went well, so the content has to."""
+    path = settled(monkeypatch, tmp_path).path
+    damage(path, slot * SLOT_BYTES + 30)
+    file, spool = trusted(path)
+    assert spool.takes_content
+    file.close()
+    damage(path, CONTENT_AT)
+    with pytest.raises(CorruptError, match="borne out"):
+        trusted(path)
+
+
+def test_an_append_to_a_settled_file_is_believed_only_if_the_content_bears_it_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Power goes before its content is on the disk, but not before its record is."""
+    path = settled(monkeypatch, tmp_path).path
+    file, spool = trusted(path)
+    spool.go_on_from(file.sum())
+    append(file, spool, b"third")
+    file.close()
+    damage(path, CONTENT_AT + len(b"firstsecond"))
+    file, spool = trusted(path)
+    assert (file.fragment.length, spool.takes_content) == (len(b"firstsecond"), True)
     file.close()

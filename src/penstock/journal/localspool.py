@@ -148,6 +148,14 @@ class LocalSpool(SpoolFiles):
         self.used = time.monotonic()
         if self._file is None:
             await uncancelled(self._start(self.spool.fragment, self.spool.registers))
+        await self._summed()
+
+    async def _summed(self) -> None:
+        """Go through content that recovery took on trust, before more is added to it or it is handed on."""
+        spool, file = self.spool, self._file
+        if not spool.takes_content and file is not None:
+            loop = asyncio.get_running_loop()
+            spool.go_on_from(await uncancelled(loop.run_in_executor(self._shop.threads, file.sum)))
 
     async def mended(self) -> None:
         """Go on after a commit that failed since the disk was full, if it has room by now.
@@ -222,6 +230,7 @@ class LocalSpool(SpoolFiles):
             self.spool = self.spool.rolled(started, registers, self)
             return
         await self.durable()
+        await self._summed()
         kept = registers if started.end > current.end else self.spool.registers
         if started.begin == current.begin:
             await uncancelled(self._recode(started))
@@ -314,6 +323,17 @@ class LocalSpool(SpoolFiles):
         """Let go of the file's descriptor until content comes again, if nothing is under way."""
         if self._file is not None and not self._flushing and not self.spool.delta and self._failure is None:
             self._file.park()
+
+    async def settle(self) -> None:
+        """Before the end: spare the next owner the way through what is durable here."""
+        if self._file is None or self._failure is not None or self._flushing:
+            return
+        self._flushing = True
+        try:
+            loop = asyncio.get_running_loop()
+            await uncancelled(loop.run_in_executor(self._shop.threads, _settle, self._file))
+        finally:
+            self._flushing = False
 
     def abandon(self) -> None:
         """Close the file, and nothing else. Everything acknowledged is durable already."""
@@ -413,6 +433,11 @@ class LocalSpool(SpoolFiles):
 def _commit(file: SpoolFile, fragment: Fragment, registers: LabelSet, first_append: int) -> None:
     with faults.step("commit"):
         file.commit(fragment, registers, first_append)
+
+
+def _settle(file: SpoolFile) -> None:
+    with faults.step("settle"):
+        file.settle()
 
 
 def _is_full(error: BaseException) -> bool:

@@ -181,6 +181,7 @@ class Replica(Stored):
         for task in self._persisting:
             task.cancel()
         await asyncio.gather(*self._persisting, return_exceptions=True)
+        await self.local.settle()
         self.abandon()
 
     def abandon(self) -> None:

@@ -56,16 +56,28 @@ class Spool:
         *,
         summer: hashlib._Hash | None = None,
     ) -> None:
+        """`summer` has gone through the fragment's content; without it `go_on_from` is due before more of it comes."""
         self.fragment = fragment
         self.registers = registers
         self.delta = 0
         self._storage = storage
-        self._adopted = summer if summer is not None else hashlib.sha1()
-        self._running = self._adopted.copy()
+        self._adopted = summer if summer is not None or fragment.length else hashlib.sha1()
+        self._running = self._adopted.copy() if self._adopted is not None else None
 
     @property
     def end(self) -> int:
         return self.fragment.end
+
+    @property
+    def takes_content(self) -> bool:
+        """Whether the sum can go on: it does so from what has gone through the content, not from its digest."""
+        return self._adopted is not None
+
+    def go_on_from(self, summer: hashlib._Hash) -> None:
+        """Have the sum go on from here, unless it does already. `summer` has gone through the fragment's content."""
+        if self._adopted is None:
+            self._adopted = summer
+            self._running = summer.copy()
 
     def attached_to(self, storage: SpoolStorage) -> Spool:
         """The same spool, its content going elsewhere from now on."""
@@ -82,6 +94,7 @@ class Spool:
             )
         if len(chunk) > MAX_OFFSET - self.fragment.end - self.delta:
             raise NoMoreOffsetsError(f"{self.fragment.journal}: content beyond the last offset there is")
+        assert self._running is not None
         self._storage.write(chunk, self.fragment.end - self.fragment.begin + self.delta)
         self._running.update(chunk)
         self.delta += len(chunk)
@@ -90,6 +103,7 @@ class Spool:
         """The fragment that would commit everything written so far."""
         if not self.delta:
             return self.fragment
+        assert self._running is not None
         adopted = self.fragment
         return Fragment(
             adopted.journal, adopted.begin, adopted.end + self.delta, self._running.digest(), adopted.codec
@@ -133,12 +147,14 @@ class Spool:
     def _adopt(self, fragment: Fragment, registers: LabelSet) -> None:
         self.fragment = fragment
         self.registers = registers
-        self._adopted = self._running.copy()
+        if self._running is not None:
+            self._adopted = self._running.copy()
         self.delta = 0
 
     def roll_back(self) -> None:
         """Forget the content past the adopted end; its bytes will be written over."""
-        self._running = self._adopted.copy()
+        if self._adopted is not None:
+            self._running = self._adopted.copy()
         self.delta = 0
 
 

@@ -9,10 +9,14 @@ content and record needs no order between them, so one sync serves both and ever
 crash the newer record is believed only if the content bears it out; otherwise the older one stands, whose
 content was synced before the newer one was begun.
 
+Who closes a file with much content leaves it settled: one more record, which tells the same fragment as the one before
+it. By the same rule that content was synced, so it need not be gone through to be believed, only before more is added
+to it: then the running SHA1 is needed. Nothing has to be taken back: the next commit is a record of another fragment.
+
     magic "PnSp" | crc32 of the rest u32 | sequence u64 | begin i64 | end i64 | first append µs i64 |
     codec u8 | sum 20 bytes | registers length u32 | registers (a protobuf LabelSet)
 
-All integers big-endian. Recovery hashes the content, which the running SHA1 needs anyway.
+All integers big-endian.
 """
 
 from __future__ import annotations
@@ -38,6 +42,9 @@ CONTENT_AT = 2 * SLOT_BYTES
 SUFFIX = ".spool"
 WRITE_OUT = 8 << 20
 """A large append is written out in the background every so many bytes, so that its commit has little left to sync."""
+
+WORTH_SETTLING = 8 << 20
+"""Bytes of content that take longer to hash than a record to sync."""
 
 _OUTER = struct.Struct(">4sI")
 _RECORD = struct.Struct(">QqqqB20sI")
@@ -108,11 +115,12 @@ class SpoolFile:
     Readers open the path themselves. A file that nobody writes to is parked: closed until the next write.
     """
 
-    def __init__(self, file: DiskFile, record: CommitRecord) -> None:
+    def __init__(self, file: DiskFile, record: CommitRecord, *, settled: bool = False) -> None:
         self._disk = file.disk
         self._file = file
         self.path = file.path
         self.record = record
+        self._settled = settled
         self._ahead = 0
         """Bytes written that the kernel has not been told to write out."""
 
@@ -139,8 +147,12 @@ class SpoolFile:
         return cls(file, record)
 
     @classmethod
-    def recover(cls, disk: Disk, path: Path, journal: str) -> tuple[SpoolFile, Spool] | None:
+    def recover(
+        cls, disk: Disk, path: Path, journal: str, *, trust: bool = False
+    ) -> tuple[SpoolFile, Spool] | None:
         """Open a file that a crash may have left in any state; None if it never came to life.
+
+        With `trust` one that was left settled is not gone through: its spool lacks the sum to go on from (`sum`).
 
         A file comes to life with the sync in `create`; before that nothing was promised about it. What is found
         is synced first: the process that wrote it may have died before its own sync. The caller sees to the
@@ -149,7 +161,7 @@ class SpoolFile:
         file = disk.open(path)
         try:
             file.sync()
-            found = cls._believed(file, journal)
+            found = cls._believed(file, journal, trust)
         except BaseException:
             file.close()
             raise
@@ -158,23 +170,31 @@ class SpoolFile:
         return found
 
     @classmethod
-    def _believed(cls, file: DiskFile, journal: str) -> tuple[SpoolFile, Spool] | None:
+    def _believed(cls, file: DiskFile, journal: str, trust: bool) -> tuple[SpoolFile, Spool] | None:
         """The newer of the two commit records if the content bears it out, else the older one."""
         slots = [decode_record(journal, file.read_at(SLOT_BYTES, at)) for at in (0, SLOT_BYTES)]
         records = sorted((slot for slot in slots if slot is not None), key=lambda slot: -slot.sequence)
+        settled = len(records) == 2 and _repeats(*records)
+        if trust and settled and file.size() >= CONTENT_AT + records[0].fragment.length:
+            spool_file = cls(file, records[0], settled=True)
+            return spool_file, Spool(records[0].fragment, records[0].registers, spool_file)
         for record in records:
             summer = _hash(file, record.fragment.end - record.fragment.begin)
             if summer is not None and _matches(record.fragment, summer):
-                spool_file = cls(file, record)
+                spool_file = cls(file, record, settled=settled)
                 return spool_file, Spool(record.fragment, record.registers, spool_file, summer=summer)
         if records:
-            raise CorruptError(
-                "no commit record is borne out by the content",
-                where=str(file.path),
-                position=CONTENT_AT,
-                hint="the disk lost or changed bytes it had confirmed; keep the file and restore from a copy",
-            )
+            raise _not_borne_out(file.path)
         return None
+
+    def sum(self) -> hashlib._Hash:
+        """The SHA1 state after the committed content, which must bear its record out. Blocks."""
+        fragment = self.fragment
+        with self._disk.open(self.path) as file:
+            summer = _hash(file, fragment.length)
+        if summer is None or not _matches(fragment, summer):
+            raise _not_borne_out(self.path)
+        return summer
 
     def write(self, content: Buffer, position: int) -> None:
         file = self._opened()
@@ -195,7 +215,14 @@ class SpoolFile:
         file.write_at(encode_record(record), SLOT_BYTES * (record.sequence % 2))
         file.sync()
         self._ahead = 0
+        self._settled = _repeats(record, self.record)
         self.record = record
+
+    def settle(self) -> None:
+        """Spare the next owner the way through the content, if that is worth a sync. Blocks; no promise."""
+        if not self._settled and self.fragment.length >= WORTH_SETTLING:
+            with suppress(OSError):
+                self.commit(self.fragment, self.record.registers, self.record.first_append)
 
     def give_up(self) -> None:
         """After a commit that failed: see to it, durably, that its record is never believed. Blocks.
@@ -243,6 +270,20 @@ def _hash(file: DiskFile, size: int) -> hashlib._Hash | None:
         summer.update(chunk)
         position += len(chunk)
     return summer
+
+
+def _repeats(newer: CommitRecord, older: CommitRecord) -> bool:
+    """Whether the newer record says of much content that the older one was synced, and nothing else."""
+    return newer.fragment == older.fragment and newer.fragment.length >= WORTH_SETTLING
+
+
+def _not_borne_out(path: Path) -> CorruptError:
+    return CorruptError(
+        "no commit record is borne out by the content",
+        where=str(path),
+        position=CONTENT_AT,
+        hint="the disk lost or changed bytes it had confirmed; keep the file and restore from a copy",
+    )
 
 
 def _matches(fragment: Fragment, summer: hashlib._Hash) -> bool:

@@ -26,17 +26,17 @@ _SYNCHRONISED = "synchronised"
 def found(disk: Disk, directory: Path, journal: str) -> list[tuple[SpoolFile, Spool]]:
     """The spools in the directory, in order; files that never came to life are removed. Blocks.
 
-    So is an empty one that begins before the end of the file before it: a roll failed after it had made it.
+    So is an empty one that begins before the end of the file before it: a roll failed after it had made it. Of the last
+    one, which is under construction, it is believed that it was left settled; those before it are gone through.
     """
     if directory.is_dir():
         disk.sync_dir(directory)  # whoever made a file here may have died before that
     spools: list[tuple[SpoolFile, Spool]] = []
     end = 0
     try:
-        for path in disk.entries(directory):
-            if path.suffix != SUFFIX:
-                continue
-            recovered = SpoolFile.recover(disk, path, journal)
+        paths = [path for path in disk.entries(directory) if path.suffix == SUFFIX]
+        for path in paths:
+            recovered = SpoolFile.recover(disk, path, journal, trust=path == paths[-1])
             if recovered is None:
                 _remove_dead(disk, path)
             elif recovered[1].end < end and not recovered[1].fragment.length:
