@@ -7,6 +7,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,26 @@ def test_an_empty_data_directory_says_so(empty: Shop) -> None:
         pass
     for command in READING:
         assert "holds no pipeline yet" in empty.fails(2, *command)
+
+
+LOADED = """
+import sys
+from penstock.cli import cli
+cli.main(sys.argv[1:], standalone_mode=False)
+heavy = {"pyspark", "pyarrow", "penstock.adaptors", "penstock.functions"}
+sys.exit(" ".join(heavy & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("command", [command for command in READING if command[0] != "trace"])
+def test_a_look_loads_neither_spark_nor_what_only_a_pipeline_file_needs(
+    shop: Shop, command: tuple[str, ...]
+) -> None:
+    """A person waits for that: adaptors and functions alone would take as long as all the rest."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, *command], cwd=shop.path, capture_output=True, text=True, check=False
+    )
+    assert (done.stderr.strip(), bool(done.stdout)) == ("", True)
 
 
 def test_the_data_directory_comes_from_option_or_environment(

@@ -9,12 +9,15 @@ import types
 import typing
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from penstock.adaptors.base import Adaptor
 from penstock.base.settings import Setting, settings_of
 from penstock.base.units import Unit
-from penstock.functions.base import Function
-from penstock.functions.sql import SqlFunction
+
+if TYPE_CHECKING:  # every command that shows a table imports this module, by way of `render`
+    from penstock.adaptors.base import Adaptor
+    from penstock.functions.base import Function
+    from penstock.functions.sql import SqlFunction
 
 
 @dataclass(frozen=True, slots=True)

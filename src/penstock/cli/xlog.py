@@ -181,7 +181,7 @@ def _refuse_beyond(current: int, pipeline: str, first: int) -> None:
 def _followed(connection: Connection, pipeline: str, first: int, pattern: object) -> Iterable[LogEntry]:
     from penstock.pipeline.following import follow
     from penstock.pipeline.namespace import Namespace
-    from penstock.pipeline.recompute import entry
+    from penstock.pipeline.records import entry
 
     for piece in follow(lambda: looking(connection), pipeline, first, wait=True):
         for record in piece:

@@ -22,8 +22,8 @@ from penstock.pipeline.definition import Pipeline
 from penstock.pipeline.letters import grouped, numbered
 from penstock.pipeline.namespace import Namespace
 from penstock.pipeline.operations import Directory
-from penstock.pipeline.recompute import AnyOf, Tapped, entry, passing, tapped
-from penstock.pipeline.records import Passing
+from penstock.pipeline.recompute import AnyOf, Tapped, tapped
+from penstock.pipeline.records import Passing, entry, passing
 
 MOST_ENTRIES = 200
 MOST_LETTERS = 500

@@ -11,6 +11,7 @@ Each carries a format-version label: newer formats are refused, older ones read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
@@ -26,6 +27,9 @@ ID_LABEL = "penstock.dev/log"
 PIPELINE_LABEL = "penstock.dev/pipeline"
 KIND_LABEL = "penstock.dev/kind"
 SINK_LABEL = "penstock.dev/sink"
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+"""Of a pipeline, a source, a function or a sink: journals are called after them."""
 
 _ATTEMPTS = 8
 

@@ -14,8 +14,7 @@ from penstock.log.reader import LogReader
 from penstock.log.record import Record
 from penstock.pipeline.namespace import Namespace
 from penstock.pipeline.operations import Directory
-from penstock.pipeline.recompute import entry
-from penstock.pipeline.records import LogEntry
+from penstock.pipeline.records import LogEntry, entry
 
 _LOOK_AT_THE_CLOCK = 20
 """After so many messages."""

@@ -17,7 +17,6 @@ A pipeline can also be read from a file, Python or YAML: `load_pipeline`.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from penstock.base.errors import UsageError
 from penstock.base.settings import load
 from penstock.functions.base import Function
 from penstock.functions.sql import SqlFunction
+from penstock.log.journals import NAME
 from penstock.pipeline.namespace import Namespace
 from penstock.pipeline.policy import MaxLag, Policy
 from penstock.pipeline.saving import MaxLagWords, RetryWords, max_lag_of, policy_of
@@ -35,8 +35,6 @@ from penstock.pipeline.settings import PipelineArguments, PipelineSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 STOP = Policy()
 """What a sink does with a refused message if nothing else is said."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from penstock.base.errors import UsageError
+from penstock.log.journals import NAME
 from penstock.log.offsets import Commit, SinkOffsets
-from penstock.pipeline.definition import NAME
 from penstock.pipeline.operations import Directory
 
 FORMAT = 1

@@ -36,8 +36,7 @@ from penstock.pipeline.clock import now_us
 from penstock.pipeline.live import momentary, running
 from penstock.pipeline.namespace import Namespace
 from penstock.pipeline.progress import RunFile, published
-from penstock.pipeline.recompute import entry
-from penstock.pipeline.records import LogEntry, PipelineStatus, RunStatus, SinkStatus
+from penstock.pipeline.records import LogEntry, PipelineStatus, RunStatus, SinkStatus, entry
 from penstock.pipeline.watching import Watched, stopped_by
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -19,7 +19,7 @@ from penstock.functions.chain import Chain, NamespaceMatcher, Step
 from penstock.log.message import Op
 from penstock.log.record import Record
 from penstock.pipeline.definition import Pipeline, SinkNode, TransformNode
-from penstock.pipeline.records import LogEntry, Passing, StepTrace
+from penstock.pipeline.records import Passing, StepTrace, passing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -209,27 +209,6 @@ def needs_spark(step: str) -> UsageError:
     return UsageError(
         f"'{step}' is a function of a DataFrame: only Spark can run it",
         hint="look at a node before it, or write a case for it: `penstock test` starts Spark where it must",
-    )
-
-
-def passing(record: Record) -> Passing:
-    return Passing(
-        offset=record.offset,
-        ts=record.ts,
-        mode=record.mode.word,
-        op=record.op.word,
-        ns=record.ns,
-        key=record.key.decode(errors="replace") if record.key is not None else None,
-        data=record.data.decode(errors="replace"),
-        old_key=record.old_key.decode(errors="replace") if record.old_key is not None else None,
-    )
-
-
-def entry(record: Record) -> LogEntry:
-    """A message of the log as the operator reads it."""
-    shown = passing(record)
-    return LogEntry(
-        shown.offset, shown.ts, shown.mode, shown.op, shown.ns, shown.key, shown.data, shown.old_key
     )
 
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from penstock.log.transaction import Transaction
 from penstock.pipeline.progress import NodeProgress
+
+if TYPE_CHECKING:
+    from penstock.log.record import Record
 
 NEAR_FULL = (0.5, 0.8)
 """Shares of a limit at which a person is told: in time, and urgently."""
@@ -253,3 +257,25 @@ class Replayed:
     """replayed | refused"""
     error: str | None = None
     node: str | None = None
+
+
+def passing(record: Record) -> Passing:
+    """A message as it leaves the log."""
+    return Passing(
+        offset=record.offset,
+        ts=record.ts,
+        mode=record.mode.word,
+        op=record.op.word,
+        ns=record.ns,
+        key=record.key.decode(errors="replace") if record.key is not None else None,
+        data=record.data.decode(errors="replace"),
+        old_key=record.old_key.decode(errors="replace") if record.old_key is not None else None,
+    )
+
+
+def entry(record: Record) -> LogEntry:
+    """A message of the log as the operator reads it."""
+    shown = passing(record)
+    return LogEntry(
+        shown.offset, shown.ts, shown.mode, shown.op, shown.ns, shown.key, shown.data, shown.old_key
+    )

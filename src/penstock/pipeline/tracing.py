@@ -17,8 +17,8 @@ from penstock.log.offsets import Commit
 from penstock.log.record import Record
 from penstock.pipeline.definition import Pipeline, SinkNode
 from penstock.pipeline.operations import Directory, utc
-from penstock.pipeline.recompute import entry, passed, step_traces
-from penstock.pipeline.records import SinkTrace, StepTrace, Trace
+from penstock.pipeline.recompute import passed, step_traces
+from penstock.pipeline.records import SinkTrace, StepTrace, Trace, entry
 
 
 def trace(directory: Directory, name: str, offset: int, pipeline: Pipeline | None = None) -> Trace:
