@@ -118,6 +118,28 @@ def test_a_source_that_waits_for_more_hears_meanwhile(client: Client, tmp_path: 
     assert waited == [True]
 
 
+def test_who_waits_for_the_first_message_and_for_the_end_is_told_of_both(
+    client: Client, tmp_path: Path
+) -> None:
+    told: list[tuple[int, bool]] = []
+
+    def reading(self: Scripted, resume: Mapping[str, Resume], stop: threading.Event) -> Iterator[Batch]:
+        yield Batch([], {"a": {"n": 0}})
+        yield batch(0)
+        yield batch(1)
+
+    def tell() -> None:
+        told.append((ingest.read, ingest.done.is_set()))
+        if len(told) == 2:
+            both.set()
+
+    both = threading.Event()
+    ingest = Ingest(Scripted(reading), Namespace(".*"), a_log(client, tmp_path), lambda: None, tell=tell)
+    ended(ingest)
+    assert both.wait(20)
+    assert told == [(1, False), (2, True)]
+
+
 def test_a_source_never_hears_of_what_the_log_does_not_have(client: Client, tmp_path: Path) -> None:
     large = Batch([Message("a", b"x" * (MAX_MESSAGE_BYTES + 1))], {"a": {"n": 2}})
 

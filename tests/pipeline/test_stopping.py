@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +19,11 @@ from penstock import Pipeline
 from penstock import adaptors as a
 from penstock.journal.embedded import connect
 from penstock.log.control import Control, ControlEntry
+from penstock.pipeline import runner
 from penstock.pipeline.definition import load_pipeline
 from penstock.pipeline.progress import Progress
 from penstock.pipeline.runner import run
+from penstock.pipeline.stopping import signals
 
 DEAF = """
 import time
@@ -105,6 +108,33 @@ def wait_for(process: subprocess.Popen[bytes], path: Path, true: Callable[[], bo
         assert process.poll() is None, (path / "said").read_text()
         assert time.monotonic() < deadline, (path / "said").read_text()
         time.sleep(0.02)
+
+
+def test_a_wait_ends_by_a_nudge_by_a_signal_and_with_its_time() -> None:
+    with signals() as stop:
+        stop.nudge()
+        stop.wait(600)
+        assert not stop.is_set()
+        stop.wait(0.01)
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        stop.wait(600)
+        assert stop.is_set()
+
+
+@pytest.mark.spark
+def test_a_run_that_has_nothing_more_to_do_waits_for_nothing(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither to start nor to end: with ten minutes between two looks it would not be over for long."""
+    monkeypatch.setattr(runner, "_TICK", 600.0)
+    (tmp_path / "in.jsonl").write_text('{"n":0}\n{"n":1}\n')
+    pipeline = Pipeline("p", batch_messages=1)
+    pipeline.source("in", a.file(uri=f"file://{tmp_path}/in.jsonl")).save("out", a.discard())
+    for delivered in (2, 0):
+        began = time.monotonic()
+        summary = run(pipeline, data_dir=tmp_path / "data", once=True, spark=spark)
+        assert (summary.exit_code, summary.sinks[0].delivered) == (0, delivered)
+        assert time.monotonic() - began < 500
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])

@@ -31,12 +31,16 @@ class Journal:
 
 
 def gathered(journal: Journal, begin: int, head: int, gather: str = GATHER) -> int:
+    return a_planner(journal, gather).gather(begin, head)
+
+
+def a_planner(journal: Journal, gather: str = GATHER) -> BytePlanner:
     options = SourceOptions.parse(
         {"dataDir": str(Path("x").absolute()), "journal": "j", "maxBytes": str(FULL), "gather": gather}
     )
     planner = BytePlanner(options, stream=True)
     planner.__dict__["client"] = journal
-    return planner.gather(begin, head)
+    return planner
 
 
 @pytest.mark.parametrize("there", [0, 1, MUCH - 1, FULL, FULL + 1])
@@ -69,6 +73,20 @@ def test_it_waits_so_long_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_head_that_another_broker_tells_less_of_does_not_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gathered(Journal([MUCH], REST, monkeypatch), 0, 2 * MUCH) == 2 * MUCH
+
+
+@pytest.mark.parametrize(("later", "waits"), [(REST / 2, 1), (2 * REST, 0), (9.0, 0)])
+def test_a_journal_that_rested_meanwhile_is_not_waited_for_again(
+    later: float, waits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = FULL + 2 * MUCH
+    journal = Journal([head], REST, monkeypatch)
+    planner = a_planner(journal)
+    assert (planner.gather(0, head), journal.waited) == (head, 0), "the first batch is full"
+    journal.now += later
+    assert (planner.gather(FULL, head), journal.waited) == (head, waits)
+    journal.now += later
+    assert (planner.gather(FULL, head + MUCH), journal.waited) == (head + MUCH, waits + 1), "it goes on"
 
 
 def test_nobody_waits_who_did_not_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,10 +57,12 @@ class Ingest:
         *,
         patient: bool = False,
         keep_bad: KeepBad = _nowhere,
+        tell: Callable[[], None] = lambda: None,
     ) -> None:
         """`hindrance` tells why nothing may be read now; None if nothing is in the way.
 
-        `patient` waits for a broker that does not answer.
+        `patient` waits for a broker that does not answer. `tell` is called, in another thread, when the first message
+        is in the log and when there is nothing more to read.
         """
         self._patient = patient
         self._doubtful = False
@@ -69,6 +71,7 @@ class Ingest:
         self._log = log
         self._hindrance = hindrance
         self._keep_bad = keep_bad
+        self._tell = tell
         self._stop = threading.Event()
         self._halt = threading.Event()
         """Ends the reading that goes on: set with `_stop`, and when what was read cannot be logged."""
@@ -150,6 +153,7 @@ class Ingest:
             except BaseException as error:  # noqa: BLE001 - handed to the runner, which reports it
                 self.error = error
             self.done.set()
+            self._tell()
             return
 
     def _wait_for_it(self, error: AwayError, failures: int) -> bool:
@@ -204,7 +208,7 @@ class Ingest:
         """Make a batch durable: first what is bad in it, which its positions pass over, then the rest."""
         if batch.bad:
             self.bad += self._keep_bad(batch.bad)
-        now = now_us()
+        now, before = now_us(), self.read
         self._end = self._log.append(
             batch.messages,
             batch.positions,
@@ -214,4 +218,6 @@ class Ingest:
             batch.packed,
             more=batch.more,
         )
+        if self.read and not before:
+            self._tell()
         self._source.logged(batch)

@@ -186,7 +186,7 @@ class _Run:
         around = Surroundings(
             pipeline.name, self._log.reader, self._log.log_id, scratch, source_options(pipeline, place), place.reach,
             LatestSchemas(lambda ns: self._log.state.schema(ns), lambda: self._log.state.schemas()),
-            self._engine.safe,
+            self._engine.safe, self._batch_done,
         )  # fmt: skip
         self._sinks = self._supervised(burials, around)
         self._upkeep = Housekeeping(
@@ -203,6 +203,7 @@ class _Run:
             self._hindrance,
             patient=place.remote,
             keep_bad=burials.keep_bad,
+            tell=stop.nudge,
         )
         self._copies = Copies()
         self._broker_away = False
@@ -347,6 +348,11 @@ class _Run:
                     self._pause(sink.names)
                 elif entry.sink in sink.names and entry.action == RESUME:
                     sink.resume()
+
+    def _batch_done(self) -> None:
+        """Have a run that ends by itself see whether this was the last batch."""
+        if self._once and self._ingest.done.is_set():
+            self._stop.nudge()
 
     def _pause(self, names: frozenset[str] | set[str]) -> None:
         for sink in self._sinks:

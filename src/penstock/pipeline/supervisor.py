@@ -372,6 +372,7 @@ class SupervisedSink:
         self._note_move()
         self._recent.append((time.monotonic(), report.end.offset - report.begin.offset))
         self._count(report)
+        self._around.moved()
 
     def _count(self, report: BatchReport) -> None:
         for name, count in report.steps.items():

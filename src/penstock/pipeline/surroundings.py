@@ -33,6 +33,8 @@ class Surroundings:
     schemas: Schemas = field(default_factory=lambda: KnownSchemas({}))
     safe: Safe | None = None
     """Where tasks find the settings of their sink; in the scratch directory if not given."""
+    moved: Callable[[], None] = lambda: None
+    """Called when a batch has been carried out."""
 
 
 def runner_for(

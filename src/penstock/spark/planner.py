@@ -68,6 +68,8 @@ class Planner(ABC):
         """Seconds for which `wait` does."""
         self._located: tuple[int, int, list[LocalFile]] = (0, 0, [])
         self._lacking_since: float | None = None
+        self._seen: tuple[int, float] = (-1, 0.0)
+        """A head of the journal, and since when it is known to be that."""
 
     @abstractmethod
     def start(self) -> Place:
@@ -121,8 +123,17 @@ class Planner(ABC):
         """The head, once what is coming quickly has come, so that a batch from `begin` on is worth its cost.
 
         A small batch costs as much as some megabytes of a large one. So where much is there already and more comes, it
-        waits: until it is full, `gather` seconds are over, or the journal rests. What trickles in waits for nothing.
+        waits: until it is full, `gather` seconds are over, or the journal rests. What trickles in waits for nothing,
+        nor does the next batch of a journal that has rested while the last one was at work.
         """
+        seen, since = self._seen
+        if head != seen or time.monotonic() - since < REST:
+            head = self._grown(begin, head)
+        if head != seen:
+            self._seen = head, time.monotonic()
+        return head
+
+    def _grown(self, begin: int, head: int) -> int:
         full, deadline = begin + self.options.max_bytes, time.monotonic() + self.options.gather
         while head - begin >= MUCH and head < full and (left := deadline - time.monotonic()) > 0:
             later = self.client.wait(self.options.journal, min(head + MUCH, full) - 1, min(REST, left))
