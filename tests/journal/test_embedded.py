@@ -170,6 +170,34 @@ def test_acknowledged_appends_survive_kill_9(tmp_path: Path, round_: int) -> Non
         assert client.append(JOURNAL, b"x").begin == len(content)
 
 
+LEFT = """
+import sys
+from pathlib import Path
+from penstock.journal.embedded import EmbeddedBroker
+from penstock.journal.spoolfile import WORTH_SETTLING
+from penstock.log.commitlog import journal_spec
+with EmbeddedBroker(Path(sys.argv[1])) as broker, broker.client() as client:
+    client.create(journal_spec("a/journal", 1 << 30, {}))
+    client.append("a/journal", b"x" * WORTH_SETTLING)
+"""
+
+
+@pytest.mark.parametrize(("kill", "code", "times"), [("leave:1", -signal.SIGKILL, 1), ("", 0, 0)])
+def test_a_spool_that_a_killed_broker_left_is_gone_through_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kill: str, code: int, times: int
+) -> None:
+    """Killed right before it would leave it settled; who finds it like that leaves it so."""
+    trace = {"PENSTOCK_TRACE_STEPS": str(tmp_path / "trace"), "PENSTOCK_KILL_AT": kill}
+    command = [sys.executable, "-c", LEFT, str(tmp_path / "data")]
+    assert subprocess.run(command, env={**os.environ, **trace}, check=False).returncode == code
+    hashed: list[int] = []
+    monkeypatch.setattr(spoolfile, "_hash", _noting(spoolfile._hash, hashed))
+    for _ in range(3):
+        with connect(tmp_path / "data") as client:
+            assert everything(client) == b"x" * spoolfile.WORTH_SETTLING
+    assert hashed == [spoolfile.WORTH_SETTLING] * times
+
+
 def test_fragments_left_half_stored_are_stored_after_a_crash(tmp_path: Path) -> None:
     """Spool files that were closed but not yet in the store are found again."""
     stuck = threading.Event()

@@ -326,12 +326,13 @@ class LocalSpool(SpoolFiles):
 
     async def settle(self) -> None:
         """Before the end: spare the next owner the way through what is durable here."""
-        if self._file is None or self._failure is not None or self._flushing:
+        file = self._file
+        if file is None or file.is_settled or self._failure is not None or self._flushing:
             return
         self._flushing = True
         try:
             loop = asyncio.get_running_loop()
-            await uncancelled(loop.run_in_executor(self._shop.threads, _settle, self._file))
+            await uncancelled(loop.run_in_executor(self._shop.threads, _settle, file))
         finally:
             self._flushing = False
 
@@ -436,7 +437,7 @@ def _commit(file: SpoolFile, fragment: Fragment, registers: LabelSet, first_appe
 
 
 def _settle(file: SpoolFile) -> None:
-    with faults.step("settle"):
+    with faults.step("leave"):
         file.settle()
 
 

@@ -218,9 +218,14 @@ class SpoolFile:
         self._settled = _repeats(record, self.record)
         self.record = record
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the next owner is spared the way through the content already, or it is not worth a sync."""
+        return self._settled or self.fragment.length < WORTH_SETTLING
+
     def settle(self) -> None:
-        """Spare the next owner the way through the content, if that is worth a sync. Blocks; no promise."""
-        if not self._settled and self.fragment.length >= WORTH_SETTLING:
+        """Spare the next owner the way through the content. Blocks; no promise."""
+        if not self.is_settled:
             with suppress(OSError):
                 self.commit(self.fragment, self.record.registers, self.record.first_append)
 
