@@ -39,6 +39,7 @@ class Place:
         self.client = client
         self._directory = directory
         self._broker: asyncio.subprocess.Process | None = None
+        self._starting = asyncio.Lock()
         self._keeping: asyncio.Task[None] | None = None
 
     async def reach(self) -> None:
@@ -56,15 +57,18 @@ class Place:
             await asyncio.sleep(_POLL)
 
     async def _own_if_nobody_does(self, directory: DataDir) -> None:
-        if directory.owner() is not None or (self._broker is not None and self._broker.returncode is None):
-            return
-        self._broker = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "penstock.immortal.place",
-            str(directory.path),
-            stdin=asyncio.subprocess.PIPE,
-        )
+        # Who waits for a broker and who keeps one would start two, and only one of them would be ended.
+        async with self._starting:
+            is_ours = self._broker is not None and self._broker.returncode is None
+            if is_ours or directory.owner() is not None:
+                return
+            self._broker = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "penstock.immortal.place",
+                str(directory.path),
+                stdin=asyncio.subprocess.PIPE,
+            )
 
     async def _keep(self, directory: DataDir) -> None:
         while True:
