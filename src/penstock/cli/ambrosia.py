@@ -55,6 +55,9 @@ def _asked_for(verb: str, found: Mapping[str, str]) -> Registration:
     if create not in ("A", "Y", "N"):
         raise UsageError(f"--createService is A, Y or N, not '{create}'")
     version = number(found, "currentVersion", 0)
+    upgrade = number(found, "upgradeVersion", version)
+    if upgrade < version:
+        raise UsageError(f"--upgradeVersion {upgrade} is below --currentVersion {version}")
     return Registration(
         replica,
         number(found, "receivePort"),
@@ -65,7 +68,7 @@ def _asked_for(verb: str, found: Mapping[str, str]) -> Registration:
         number(found, "logTriggerSize", 1000),
         flag(found, "activeActive") or verb == "AddReplica",
         version,
-        number(found, "upgradeVersion", version),
+        upgrade,
         time.time(),
     )
 
@@ -106,7 +109,8 @@ async def _registration(
 ) -> Registration:
     """As registered last: with the journals, or, if those are others now, on this machine.
 
-    A binding that names both ports has said all that is needed.
+    A binding that names both ports has said all that is needed; whether it is one of several replicas it then says
+    itself, by either option.
     """
     from penstock.immortal import about, journals
 
@@ -117,7 +121,9 @@ async def _registration(
     if last is not None:
         return last
     if "receivePort" in found and "sendPort" in found:
-        return about.Registration(replica, number(found, "receivePort"), number(found, "sendPort"))
+        active = flag(found, "activeActive") or "replicaNum" in found
+        receive, send = number(found, "receivePort"), number(found, "sendPort")
+        return about.Registration(replica, receive, send, active=active)
     which = f"replica {replica} of {name}" if replica else name
     raise UsageError(
         f"{which} is not registered",
