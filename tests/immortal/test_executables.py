@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -100,32 +102,44 @@ def test_register_start_and_what_bindings_read(tmp_path: Path) -> None:
     subprocess.run(script("ambrosia", *words), cwd=REPOSITORY, env=env, check=True, timeout=120)
     shutil.rmtree(logs)
     out = tmp_path / "out"
-    with out.open("wb") as to:
-        coordinator = subprocess.Popen(
-            script("immortal_coordinator", "--instanceName=node", f"--port={port}"),
-            cwd=REPOSITORY, env=env, stdout=to, stderr=to,
-        )  # fmt: skip
-    binding = None
-    try:
-        until(lambda: out.read_text().startswith("Ready"), "Ready")
-        binding = subprocess.Popen(
-            [sys.executable, "-m", "tests.immortal.lb", "echo", str(receive), str(send),
-             str(tmp_path / "report"), '{"peer": "nobody"}'],
-            cwd=REPOSITORY,
-        )  # fmt: skip
-        until(lambda: out.read_text().count("Adding ") == 4, "connections to itself")
+
+    @contextmanager
+    def started(way: str) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
+        """Both, from when calls to itself are taken."""
+        with out.open("wb") as to:
+            coordinator = subprocess.Popen(
+                script("immortal_coordinator", "--instanceName=node", f"--port={port}"),
+                cwd=REPOSITORY, env=env, stdout=to, stderr=to,
+            )  # fmt: skip
+        binding = None
+        try:
+            until(lambda: out.read_text().startswith("Ready"), "Ready")
+            binding = subprocess.Popen(
+                [sys.executable, "-m", "tests.immortal.lb", "echo", str(receive), str(send),
+                 str(tmp_path / "report"), '{"peer": "nobody"}'],
+                cwd=REPOSITORY,
+            )  # fmt: skip
+            until(lambda: out.read_text().count(f"{way} ") == 4, "connections to itself")
+            yield coordinator, binding
+        finally:
+            for process in filter(None, (coordinator, binding)):
+                process.kill()
+                process.wait()
+
+    with started("Adding") as (coordinator, binding):
         lines = out.read_text().splitlines()
         assert lines.count("Adding input:") == lines.count("Adding output:") == 2
         assert (logs / "node_0" / "serverchkpt1").exists()
         binding.kill()
-        coordinator.wait(60)
+        assert coordinator.wait(60) == 1
         assert "FATAL ERROR 4: " in out.read_text()
-    finally:
-        coordinator.kill()
-        coordinator.wait()
-        if binding is not None:
-            binding.kill()
-            binding.wait()
+    with started("restoring") as (coordinator, binding):
+        lines = out.read_text().splitlines()
+        assert lines.count("restoring input:") == lines.count("restoring output:") == 2
+        binding.kill()  # as the Node binding stops: its connections first, the coordinator right behind
+        coordinator.terminate()
+        assert coordinator.wait(60) == 0
+        assert "FATAL ERROR" not in out.read_text()
 
 
 def test_a_binding_that_goes_as_its_coordinator_is_told_to_is_no_fatal_error(
