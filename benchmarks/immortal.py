@@ -5,7 +5,10 @@
 Two instances, each a coordinator and a binding in processes of their own, and the broker of their data directory:
 one sends fire-and-forget calls as fast as it is let, the other counts them. Each call is in the receiver's log, synced
 to disk, before it is counted. Beside it, unary calls of grpcio's asyncio API with the same bytes, 100 under way at a
-time, between two processes. At last the receiver is killed, and the time is taken until it has replayed its log.
+time, between two processes. As a limit, the same way through bare processes (`bare`), before and after; the better of
+the two counts. What a call costs whatever its size, and what each byte does, is fitted to the run (`fitted`), in time
+and in CPU, which other work on the machine hardly changes. At last the receiver is killed, and the time is taken until
+it has replayed its log.
 """
 
 from __future__ import annotations
@@ -18,11 +21,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 import grpc.aio
+import numpy as np
 
+import bare
 from penstock.immortal.wire import (
     Blob,
     Call,
@@ -144,29 +151,39 @@ def stop(processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
         time.sleep(0.05)
 
 
-def durable(size: int, seconds: float, ports: list[int], log_bytes: int = 0) -> tuple[float, float | None]:
-    """Calls per second; with `log_bytes`, also the seconds of a recovery once the log has grown to it."""
+class Taken(NamedTuple):
+    """Seconds that a call took: of the clock, and of all processors, for all five processes together."""
+
+    clock: float
+    cpu: float
+
+
+def durable(size: int, seconds: float, ports: list[int], log_bytes: int = 0) -> tuple[Taken, float | None]:
+    """What a call takes; with `log_bytes`, also the seconds of a recovery once the log has grown to it."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         counting = start("count", "count", folder, size, (ports[0], ports[1]))
         sending = start("send", "send", folder, size, (ports[2], ports[3]))
+        running = [process.pid for process in counting + sending]
         try:
-            told = _until(folder / "count", lambda told: bool(told["count"]))
-            first = told
+            first = _until(folder / "count", lambda told: bool(told["count"]))
+            used = bare.cpu_seconds(running)
             told = _until(
                 folder / "count",
                 lambda told: told["now"] - first["now"] >= seconds and told["bytes"] >= log_bytes,
             )
-            rate = (told["count"] - first["count"]) / (told["now"] - first["now"])
+            used = bare.cpu_seconds(running) - used
+            calls = told["count"] - first["count"]
+            taken = Taken((told["now"] - first["now"]) / calls, used / calls)
             if not log_bytes:
-                return rate, None
+                return taken, None
             stop(counting + sending, folder)
             (folder / "count.ready").unlink()
             since = time.time()
             counting = start("count", "count", folder, size, (ports[0], ports[1]))
             while not (folder / "count.ready").exists():
                 time.sleep(0.01)
-            return rate, float((folder / "count.ready").read_text()) - since
+            return taken, float((folder / "count.ready").read_text()) - since
         finally:
             stop(counting + sending, folder)
 
@@ -213,6 +230,43 @@ async def grpc_calls(address: str, size: int, seconds: float) -> float:
         return done / (time.monotonic() - began)
 
 
+class Cost(NamedTuple):
+    """Seconds: of any call, and of each byte in it."""
+
+    fixed: float
+    byte: float
+
+    def of(self, size: int) -> float:
+        return self.fixed + size * self.byte
+
+    def share(self, size: int) -> float:
+        """How much of a call's time its bytes take."""
+        return size * self.byte / self.of(size)
+
+
+def fitted(seconds: Mapping[int, float]) -> Cost:
+    """The straight line through seconds a call over its bytes, by least squares of relative errors.
+
+    Absolute ones would be those of the largest calls alone, which take hundreds of times as long as the smallest.
+    """
+    sizes, each = np.array([*seconds.keys()], float), np.array([*seconds.values()])
+    line, *_ = np.linalg.lstsq(np.column_stack((1 / each, sizes / each)), np.ones(len(each)), rcond=None)
+    return Cost(*map(float, line))
+
+
+def tell_cost(what: str, seconds: Mapping[int, float], bare_byte: float) -> None:
+    """What the figures mean: a model of two numbers, how well it fits, what bytes take, and what bare hops would."""
+    cost = fitted(seconds)
+    print(f"{what}: {cost.fixed * 1e6:.2f} us a call, {cost.byte * 1e9:.1f} ns a byte of it;", end=" ")
+    print(
+        f"bytes take half at {cost.fixed / cost.byte:.0f} B; bare hops take {bare_byte * 1e9:.1f} ns a byte"
+    )
+    print(f"{'bytes':>8} {'us a call':>16} {'fitted':>8} {'of it bytes':>14} {'bare hops':>12}")
+    for size, each in seconds.items():
+        print(f"{size:>8} {each * 1e6:>16.2f} {cost.of(size) * 1e6:>8.2f}", end=" ")
+        print(f"{cost.share(size):>14.0%} {size * bare_byte / each:>12.0%}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5)
@@ -232,9 +286,12 @@ def main() -> None:
     address = f"127.0.0.1:{given.base_port + 90}"
     print(f"{os.cpu_count()} cores, {given.seconds} s each")
     print(f"{'bytes':>8} {'durable calls/s':>16} {'MB/s':>8} {'gRPC calls/s':>14} {'times':>7}")
+    calls: dict[int, Taken] = {}
+    limits = [bare.measured(given.seconds)]
     for number, size in enumerate(map(int, given.sizes.split(","))):
         ports = [given.base_port + number * 4 + offset for offset in range(4)]
-        rate, _ = durable(size, given.seconds, ports)
+        calls[size], _ = durable(size, given.seconds, ports)
+        rate = 1 / calls[size].clock
         server = subprocess.Popen([sys.executable, str(HERE), "--grpc-server", address])
         try:
             plain = asyncio.run(grpc_calls(address, size, min(3, given.seconds)))
@@ -245,6 +302,14 @@ def main() -> None:
             f"{size:>8} {rate:>16,.0f} {rate * size / 1e6:>8.1f} {plain:>14,.0f} {rate / plain:>7.1f}",
             flush=True,
         )
+    limits.append(bare.measured(given.seconds))
+    for limit in limits:
+        print(f"bare hops: {limit.bytes_per_second / 1e6:.0f} MB/s")
+    if len(calls) > 1:
+        fastest = max(limit.bytes_per_second for limit in limits)
+        tell_cost("time", {size: taken.clock for size, taken in calls.items()}, 1 / fastest)
+        cheapest = min(limit.cpu_per_byte for limit in limits)
+        tell_cost("CPU of all", {size: taken.cpu for size, taken in calls.items()}, cheapest)
     if given.log_mb:
         ports = [given.base_port + 60 + offset for offset in range(4)]
         _, recovery = durable(1024, 1, ports, given.log_mb * 1_000_000)

@@ -21,7 +21,7 @@ from penstock import Pipeline
 from penstock import adaptors as a
 from penstock.adaptors.base import Batch
 from penstock.base.errors import UsageError
-from penstock.connector.frames import Hello, Ok, encode
+from penstock.connector.frames import Hello, Notify, NotifyAck, Ok, encode
 from penstock.connector.source import Connector, IteratorStream, Record, Stream, stream_id
 from penstock.journal.tls import ClientTls
 from penstock.log.message import Message, MessageOffset, Mode, Resume
@@ -142,16 +142,39 @@ def test_settings_that_cannot_be_are_refused() -> None:
         a.connector(listen="127.0.0.1:1", certificate="nowhere.pem", private_key="key.pem").source()
 
 
-def answer(port: int, tls: ssl.SSLContext | None) -> bytes:
-    """What one gets who says HELLO, with a certificate or without TLS."""
+def connected(port: int) -> socket.socket:
     deadline = time.monotonic() + 60
     while True:
         try:
-            connection = socket.create_connection(("127.0.0.1", port), 60)
-            break
+            return socket.create_connection(("127.0.0.1", port), 60)
         except ConnectionRefusedError:
             assert time.monotonic() < deadline
             time.sleep(0.02)
+
+
+@pytest.mark.parametrize("order", [("before", "now"), ("now", "before")])
+def test_a_stream_that_has_changed_its_name_goes_on_behind_the_last_id_of_all(order: Sequence[str]) -> None:
+    lasts = {"before": 5, "now": 9}
+    resume = {
+        ns: Resume(Mode.COPY, {"streams": {"7": lasts[ns]}, "ended": []}, MessageOffset(-1)) for ns in order
+    }
+    port, stop = free_port(), threading.Event()
+    source = a.connector(listen=f"127.0.0.1:{port}", instance="i").source()
+    reading = threading.Thread(target=lambda: list(source.read(lambda ns: True, resume, stop)), daemon=True)
+    reading.start()
+    with connected(port) as peer:
+        peer.sendall(encode(Hello("0.0.1", b"", "p", "i")) + encode(Notify(7, "now", 0)))
+        wanted, got = encode(Ok(65536)) + encode(NotifyAck(True, 7, 9)), b""
+        while len(got) < len(wanted):
+            got += peer.recv(len(wanted) - len(got))
+    stop.set()
+    reading.join(60)
+    assert got == wanted
+
+
+def answer(port: int, tls: ssl.SSLContext | None) -> bytes:
+    """What one gets who says HELLO, with a certificate or without TLS."""
+    connection = connected(port)
     try:
         with tls.wrap_socket(connection, server_hostname="localhost") if tls else connection as wrapped:
             wrapped.sendall(encode(Hello("0.0.1", b"", "p", "i")))

@@ -188,3 +188,65 @@ def test_a_connection_that_is_gone_without_a_word_is_noticed_by_the_kernel(tmp_p
         assert idle + every * count <= 60
 
     rigged(tmp_path / "d", test)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (b"\xff\xfe latin", r"\xff\xfe latin"),
+        (b"", ""),
+        (b"a\x00\n/..", "a\0\n/.."),
+        (b"\xff" * 65535, r"\xff" * 16383),
+    ],
+)
+def test_a_stream_may_have_any_bytes_as_its_name_since_its_id_is_what_tells_it(
+    tmp_path: Path, name: bytes, shown: str
+) -> None:
+    async def test(rig: Rig) -> None:
+        for number, known in enumerate((NOTHING_SEEN, 3)):
+            worker = await rig.worker(f"w{number}")
+            peer = await rig.peer(worker)
+            await peer.ok()
+            await peer.raw(framed(3, fr.U64.pack(7) + fr.short(name, "name") + fr.U64.pack(0)))
+            assert await answered(peer) == fr.NotifyAck(True, 7, known)
+            assert worker.instances["i"].registry.points[7].name.startswith(shown)
+            await peer.send(fr.Message(7, 3))
+            await eventually(lambda worker=worker: worker.counters.messages + worker.counters.dropped == 1)  # type: ignore[misc]
+            await peer.close()
+            await worker.stop()
+        assert ids_of(await rig.frames()) == {7: [3]}
+
+    rigged(tmp_path / "d", test)
+
+
+def framed(tag: int, body: bytes) -> bytes:
+    return fr.TAG.pack(len(body) + 1, tag) + body
+
+
+def test_the_name_of_a_program_and_the_reason_of_an_error_may_be_any_bytes(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        peer = await rig.peer(worker, hello=False)
+        fields = (b"0.0.1", COOKIE, b"caf\xe9", b"i")
+        await peer.raw(framed(0, b"".join(fr.short(field, "field") for field in fields)))
+        assert await peer.ok()
+        await peer.raw(framed(2, fr.short(b"d\xe9sol\xe9", "reason")))
+        assert await peer.next() is None, "an ERROR is not answered"
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_stream_that_ended_empty_may_be_opened_again_by_a_peer_that_is_not_told_of_its_end(
+    tmp_path: Path,
+) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        peer = await rig.streaming(worker, 7)
+        await peer.send(fr.EosMessage(7))
+        await eventually(lambda: not worker.instances["i"].registry.held)
+        assert await peer.open(7) == fr.NotifyAck(True, 7, NOTHING_SEEN)
+        await peer.send(fr.Message(7, 1), fr.EosMessage(7))
+        await peer.acked(7, 1)
+        assert ids_of(await rig.frames()) == {7: [1]}
+
+    rigged(tmp_path / "d", test)

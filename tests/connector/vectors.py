@@ -127,6 +127,9 @@ INNER: list[tuple[Inner, str]] = [
 READ_ONLY: list[tuple[Frame, str]] = [
     (EosMessage(7), "000000110800000000000000070000000000000190"),
     (Restart(), "0000000107"),
+    (Ok(500), "0000002801000001f40000000100000000000000010001700000000000000028000000010001730003613a31"),
+    (Error(r"\xc3("), "00000005020002c328"),
+    (Notify(7, r"\xff", 0), "000000140300000000000000070001ff0000000000000000"),
 ]
 """Frames that others send in a form of their own; we read them and never write them so."""
 
@@ -138,12 +141,12 @@ REFUSED = {
     "OK without credits": "01",
     "OK cut": "01000001",
     "ERROR cut in its text": "02000a426164",
-    "text that is no text": "020002c328",
     "NOTIFY without a point": "0300000000000000070001730000",
     "success that is neither 0 nor 1": "040200000000000000070000000000000190",
     "MESSAGE cut in its head": "05000000000000000700000000000000",
     "MESSAGE cut in its key": "05000000000000000700000000000000080000000000000000000500",
     "ACK of more streams than it has": "060000000affffffff0000000000000007",
+    "an address that is no text": "0700000002c328",
     "RESTART cut in its address": "070000000e3132",
     "EOS cut": "08000000",
     "MIGRATE without a port": "0a000000093132372e302e302e31",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import linecache
 import os
 import random
+import re
 import secrets
 import time
 import uuid
@@ -155,8 +157,10 @@ def careless(world: World) -> Careless:
     ],
 )
 def test_a_class_whose_handlers_use_clocks_or_chance_is_refused(cls: type[Immortal], what: str) -> None:
-    with pytest.raises(DeterminismError, match=rf"{what} was called in a handler .*test_determinism.py:\d+"):
+    with pytest.raises(DeterminismError, match=rf"{what} was called in a handler .*") as refused:
         guard.check_class(spec_of(cls))
+    [line] = re.findall(r"test_determinism\.py:(\d+)\)", str(refused.value))
+    assert f"{what.rpartition('.')[2]}(" in linecache.getline(__file__, int(line))
     guard.check_class(spec_of(Careless))
 
 

@@ -9,6 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,12 +20,13 @@ from tests.immortal.processes import REPOSITORY, broker, until
 from tests.servers.ports import free_port
 
 from penstock.base.errors import CorruptError, UsageError
+from penstock.cli import ambrosia, cli
 from penstock.cli import ambrosia_places as places
-from penstock.cli import cli
 from penstock.cli.ambrosia_options import COORDINATOR, VERBS, parse, wants_help
 from penstock.immortal import running
 from penstock.immortal.about import Registration
 from penstock.immortal.coordinator import Options
+from penstock.immortal.place import opened
 from penstock.immortal.sockets import BindingGoneError
 from penstock.journal.client import Client
 
@@ -98,32 +102,44 @@ def test_register_start_and_what_bindings_read(tmp_path: Path) -> None:
     subprocess.run(script("ambrosia", *words), cwd=REPOSITORY, env=env, check=True, timeout=120)
     shutil.rmtree(logs)
     out = tmp_path / "out"
-    with out.open("wb") as to:
-        coordinator = subprocess.Popen(
-            script("immortal_coordinator", "--instanceName=node", f"--port={port}"),
-            cwd=REPOSITORY, env=env, stdout=to, stderr=to,
-        )  # fmt: skip
-    binding = None
-    try:
-        until(lambda: out.read_text().startswith("Ready"), "Ready")
-        binding = subprocess.Popen(
-            [sys.executable, "-m", "tests.immortal.lb", "echo", str(receive), str(send),
-             str(tmp_path / "report"), '{"peer": "nobody"}'],
-            cwd=REPOSITORY,
-        )  # fmt: skip
-        until(lambda: out.read_text().count("Adding ") == 4, "connections to itself")
+
+    @contextmanager
+    def started(way: str) -> Iterator[tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]]:
+        """Both, from when calls to itself are taken."""
+        with out.open("wb") as to:
+            coordinator = subprocess.Popen(
+                script("immortal_coordinator", "--instanceName=node", f"--port={port}"),
+                cwd=REPOSITORY, env=env, stdout=to, stderr=to,
+            )  # fmt: skip
+        binding = None
+        try:
+            until(lambda: out.read_text().startswith("Ready"), "Ready")
+            binding = subprocess.Popen(
+                [sys.executable, "-m", "tests.immortal.lb", "echo", str(receive), str(send),
+                 str(tmp_path / "report"), '{"peer": "nobody"}'],
+                cwd=REPOSITORY,
+            )  # fmt: skip
+            until(lambda: out.read_text().count(f"{way} ") == 4, "connections to itself")
+            yield coordinator, binding
+        finally:
+            for process in filter(None, (coordinator, binding)):
+                process.kill()
+                process.wait()
+
+    with started("Adding") as (coordinator, binding):
         lines = out.read_text().splitlines()
         assert lines.count("Adding input:") == lines.count("Adding output:") == 2
         assert (logs / "node_0" / "serverchkpt1").exists()
         binding.kill()
-        coordinator.wait(60)
+        assert coordinator.wait(60) == 1
         assert "FATAL ERROR 4: " in out.read_text()
-    finally:
-        coordinator.kill()
-        coordinator.wait()
-        if binding is not None:
-            binding.kill()
-            binding.wait()
+    with started("restoring") as (coordinator, binding):
+        lines = out.read_text().splitlines()
+        assert lines.count("restoring input:") == lines.count("restoring output:") == 2
+        binding.kill()  # as the Node binding stops: its connections first, the coordinator right behind
+        coordinator.terminate()
+        assert coordinator.wait(60) == 0
+        assert "FATAL ERROR" not in out.read_text()
 
 
 def test_a_binding_that_goes_as_its_coordinator_is_told_to_is_no_fatal_error(
@@ -139,6 +155,52 @@ def test_a_binding_that_goes_as_its_coordinator_is_told_to_is_no_fatal_error(
     monkeypatch.setattr(running, "_serving", serving)
     assert running.run(Options("a", 0, 0), "nowhere") == running.STOPPED
     assert capsys.readouterr().out == ""
+
+
+def test_one_who_stops_a_coordinator_does_not_wait_for_what_it_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The Node binding takes a coordinator that has not ended in half a second for one that failed."""
+
+    async def serving(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(60)  # for a broker to end
+
+    monkeypatch.setattr(running, "_serving", serving)
+    begin = time.monotonic()
+    assert running.run(Options("a", 0, 0), "nowhere") == running.STOPPED
+    assert time.monotonic() - begin < 30
+
+
+@pytest.mark.parametrize(
+    ("words", "is_active"),
+    [((), False), (("--activeActive",), True), (("-aa", "-r=1"), True), (("--replicaNum=0",), True)],
+)
+def test_who_is_not_registered_says_itself_whether_it_has_replicas(
+    words: tuple[str, ...], is_active: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided: list[Options] = []
+
+    async def serving(options: running.Decide, *_: object) -> None:
+        with broker(tmp_path) as place:
+            async with opened(place) as there:
+                decided.append(await options(there.client))
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(running, "_serving", serving)
+    found = parse(["-i=a", "-p=1", "-rp=2", "-sp=3", f"-l={tmp_path / 'logs'}/", *words], COORDINATOR)
+    assert ambrosia.coordinate(found) == running.STOPPED
+    [options] = decided
+    assert (options.active, options.receive_port, options.send_port) == (is_active, 2, 3)
+
+
+def test_an_upgrade_to_an_earlier_version_is_not_registered() -> None:
+    found = parse(["-i=a", "-rp=1", "-sp=2", "-cv=3", "-uv=2"], VERBS["RegisterInstance"])
+    with pytest.raises(UsageError, match="--upgradeVersion 2 is below --currentVersion 3"):
+        ambrosia.register("RegisterInstance", found)
 
 
 def test_the_commands_register_and_show(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import psutil
 from tests.immortal.test_startups import instance
 
 from penstock.immortal.coordinator import Options
@@ -27,5 +28,21 @@ def test_when_the_owner_of_the_directory_ends_the_others_go_on(tmp_path: Path) -
                     one.add(5)
                     await one.until(lambda: one.app.state["sum"] == 5)
                     await two.until(lambda: two.app.state["sum"] == 5)
+
+    asyncio.run(test())
+
+
+def test_one_broker_is_started_and_ends_with_who_started_it(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+
+    def brokers() -> list[psutil.Process]:
+        return [one for one in psutil.Process().children() if data in one.cmdline()]
+
+    async def test() -> None:
+        async with opened(data):
+            [broker] = brokers()
+            await asyncio.sleep(0.5)  # it is kept as well as waited for: both have had their turn
+            assert brokers() == [broker]
+        assert not brokers()
 
     asyncio.run(test())

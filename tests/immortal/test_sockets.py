@@ -55,6 +55,28 @@ def test_a_binding_connects_by_either_address_and_may_speak_at_once(host: str) -
     asyncio.run(test())
 
 
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_binding_of_the_old_way_is_connected_to_where_it_listens(host: str) -> None:
+    async def test() -> None:
+        receive, send = free_port(), free_port()
+        came: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            came.set_result(await reader.readexactly(26))
+            writer.close()
+
+        accepting = asyncio.ensure_future(Binding.accepted(receive, send, lambda: None, legacy=True))
+        _, out = await _connected(host, receive)
+        async with await asyncio.start_server(take, host, send):
+            binding = await asyncio.wait_for(accepting, 60)
+            await binding.control(1, MessageType.TAKE_CHECKPOINT)
+            assert (await asyncio.wait_for(came, 60))[-2:] == b"\x02\x02"
+        out.close()
+        binding.close()
+
+    asyncio.run(test())
+
+
 def test_a_binding_that_dies_between_its_connections_is_not_waited_for() -> None:
     async def test() -> None:
         receive = free_port()

@@ -2,7 +2,7 @@
 
 What they take is told in `ambrosia_options`, where an instance is found in `ambrosia_places`. What bindings look for in
 the output is printed as they expect it (`penstock.immortal.running`), what they look for in the folder of logs is there
-(`penstock.immortal.folder`).
+(`penstock.immortal.folder`), and what the Node binding looks for in Azure is left there (`ambrosia_azure`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from penstock.base.errors import PenstockError, UsageError
+from penstock.cli import ambrosia_azure as azure
 from penstock.cli import ambrosia_places as places
 from penstock.cli.ambrosia_options import COORDINATOR, VERBS, flag, number, parse, required, usage, wants_help
 from penstock.cli.common import show_error
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 def register(verb: str, found: Mapping[str, str]) -> None:
     from penstock.immortal import about
     from penstock.immortal.journals import check_name
-    from penstock.immortal.place import opened
+    from penstock.immortal.place import is_address, opened
 
     name = check_name(required(found, "instanceName"))
     one = _asked_for(verb, found)
@@ -43,6 +44,11 @@ def register(verb: str, found: Mapping[str, str]) -> None:
     asyncio.run(said())
     places.remember(name, log, one)
     click.echo(f"{name} was registered" + (f", replica {one.replica}" if one.replica else ""))
+    if connection := os.environ.get(azure.VARIABLE, "").strip():
+        try:
+            azure.publish(connection, name, log if is_address(log) else f"{log}/", one)
+        except PenstockError as error:  # it is registered, whoever may look for it elsewhere
+            click.echo(f"Warning: {name} was not registered with Azure as well: {error}", err=True)
 
 
 def _asked_for(verb: str, found: Mapping[str, str]) -> Registration:
@@ -55,6 +61,9 @@ def _asked_for(verb: str, found: Mapping[str, str]) -> Registration:
     if create not in ("A", "Y", "N"):
         raise UsageError(f"--createService is A, Y or N, not '{create}'")
     version = number(found, "currentVersion", 0)
+    upgrade = number(found, "upgradeVersion", version)
+    if upgrade < version:
+        raise UsageError(f"--upgradeVersion {upgrade} is below --currentVersion {version}")
     return Registration(
         replica,
         number(found, "receivePort"),
@@ -65,7 +74,7 @@ def _asked_for(verb: str, found: Mapping[str, str]) -> Registration:
         number(found, "logTriggerSize", 1000),
         flag(found, "activeActive") or verb == "AddReplica",
         version,
-        number(found, "upgradeVersion", version),
+        upgrade,
         time.time(),
     )
 
@@ -106,7 +115,8 @@ async def _registration(
 ) -> Registration:
     """As registered last: with the journals, or, if those are others now, on this machine.
 
-    A binding that names both ports has said all that is needed.
+    A binding that names both ports has said all that is needed; whether it is one of several replicas it then says
+    itself, by either option.
     """
     from penstock.immortal import about, journals
 
@@ -117,7 +127,9 @@ async def _registration(
     if last is not None:
         return last
     if "receivePort" in found and "sendPort" in found:
-        return about.Registration(replica, number(found, "receivePort"), number(found, "sendPort"))
+        active = flag(found, "activeActive") or "replicaNum" in found
+        receive, send = number(found, "receivePort"), number(found, "sendPort")
+        return about.Registration(replica, receive, send, active=active)
     which = f"replica {replica} of {name}" if replica else name
     raise UsageError(
         f"{which} is not registered",

@@ -1,7 +1,7 @@
 """The frames of the connector protocol, version 3, both directions: their values and their bytes.
 
     frame     length u32 (of what follows) | tag u8 | body           all integers big-endian
-    text      length u16 | bytes, UTF-8                              `short` below
+    text      length u16 | bytes, UTF-8                              `short` below; names and reasons may hold any bytes
 
      0 HELLO          short version | short cookie | short program | short instance [| short capabilities]
      1 OK             u32 credits [| short capabilities, if HELLO named any]
@@ -225,6 +225,14 @@ class Cursor:
         except UnicodeDecodeError:
             raise FrameError(f"{self.name} holds text that is not UTF-8", at) from None
 
+    def label(self) -> str:
+        """Text that only people read. Peers may put any bytes there; those that are not UTF-8 show as `\\xff`."""
+        raw = self.short()
+        try:
+            return str(raw, "utf-8")
+        except UnicodeDecodeError:
+            return clipped(str(raw, "utf-8", "backslashreplace")).decode()
+
     def flag(self) -> bool:
         at = self.at
         value = self.take(1)[0]
@@ -253,7 +261,7 @@ def greeting_of(payload: memoryview) -> tuple[str, bytes]:
 
 def _hello(cursor: Cursor) -> Hello:
     version, cookie = cursor.text(), bytes(cursor.short())
-    program, instance = cursor.text(), cursor.text()
+    program, instance = cursor.label(), cursor.text()
     return Hello(version, cookie, program, instance, _capabilities(cursor))
 
 
@@ -303,8 +311,8 @@ _MESSAGE = Struct(">QQqH")
 _DECODERS: Final[dict[int, Callable[[Cursor], Frame]]] = {
     Tag.HELLO: _hello,
     Tag.OK: lambda cursor: Ok(cursor.unpack(U32)[0], _capabilities(cursor)),
-    Tag.ERROR: lambda cursor: Error(cursor.text()),
-    Tag.NOTIFY: lambda cursor: Notify(cursor.unpack(U64)[0], cursor.text(), cursor.unpack(U64)[0]),
+    Tag.ERROR: lambda cursor: Error(cursor.label()),
+    Tag.NOTIFY: lambda cursor: Notify(cursor.unpack(U64)[0], cursor.label(), cursor.unpack(U64)[0]),
     Tag.NOTIFY_ACK: _notify_ack,
     Tag.MESSAGE: _message,
     Tag.ACK: _ack,
@@ -335,7 +343,7 @@ def short(value: bytes | memoryview, what: str) -> bytes:
 
 
 def clipped(text: str) -> bytes:
-    """Text for people, cut to what an ERROR can carry."""
+    """Text for people, cut to what a field can carry."""
     return text.encode("utf-8", "replace")[:SHORT_LIMIT].decode("utf-8", "ignore").encode()
 
 

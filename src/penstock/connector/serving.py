@@ -272,6 +272,8 @@ class Peer(asyncio.Protocol):
             # Peers that tell of no capability take the last id of an empty stream for an error.
             if last != NOTHING_SEEN or (self.hello is not None and self.hello.capabilities):
                 self._points[stream] = last
+            else:
+                self.session.closed_in_silence(stream)
             self._owe(0)
             instance.settled()
 

@@ -225,6 +225,11 @@ class Session:
                 self.last.pop(stream, None)
         return len(self.streams)
 
+    def closed_in_silence(self, stream: int) -> None:
+        """A stream is closed without the ACK of its last id, which this peer could not read."""
+        if self.stream(stream) is Stream.CLOSING:
+            self._step(stream, Event.FINAL_ACK)
+
     def end(self) -> None:
         """The transport is gone."""
         self.connection = Connection.DISCONNECTED

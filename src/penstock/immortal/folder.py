@@ -6,12 +6,14 @@ Logs and checkpoints are in journals; here is an empty file for each checkpoint 
 log from there on. The Node binding wants to see the one that it is to be re-run from. And it deletes the folder to have
 its instance begin anew (`deleteLogs`), which is what AMBROSIA does where there is none: so a folder that was shown once
 and is gone means just that. It is therefore durable before it is said to have been shown, and before an instance that
-has begun anew takes its first call.
+has begun anew takes its first call. So are the files in it: an empty folder the Node binding takes for a leftover, and
+deletes it unasked.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -72,12 +74,16 @@ class Folder:
             try:
                 self._fill(path, names)
             except OSError as error:
+                if not any(path.iterdir()):
+                    raise
                 _log.warning("the files in %s are not those of now: %s", path, error)
 
     def _fill(self, path: Path, names: set[str]) -> None:
         there = {entry.name for entry in path.iterdir()}
         for name in names - there:
-            (path / name).touch()
+            self._disk.open(path / name, create=True).close()
+        self._disk.sync_dir(path)  # before any is removed, so that at no time there is none
         for name in there - names:
             if _OURS.fullmatch(name):
-                (path / name).unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.remove(path / name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from penstock.journal.datadir import DataDir
 
 _ADDRESS = re.compile(r"(https?://|unix:)")
 _POLL = 0.1
+_ENDING = 0.01
 _PATIENCE = 60.0
 # Others keep their streams of appends open. The sooner we are gone, the sooner one of them serves what they ask again.
 _GRACE = 0.2
@@ -38,7 +40,7 @@ class Place:
     def __init__(self, client: AsyncClient, directory: DataDir | None) -> None:
         self.client = client
         self._directory = directory
-        self._broker: asyncio.subprocess.Process | None = None
+        self._broker: subprocess.Popen[bytes] | None = None
         self._keeping: asyncio.Task[None] | None = None
 
     async def reach(self) -> None:
@@ -46,7 +48,7 @@ class Place:
         deadline = asyncio.get_running_loop().time() + _PATIENCE
         while True:
             if self._directory is not None:
-                await self._own_if_nobody_does(self._directory)
+                self._own_if_nobody_does(self._directory)
             try:
                 await self.client.list()
                 return
@@ -55,20 +57,19 @@ class Place:
                     raise
             await asyncio.sleep(_POLL)
 
-    async def _own_if_nobody_does(self, directory: DataDir) -> None:
-        if directory.owner() is not None or (self._broker is not None and self._broker.returncode is None):
+    def _own_if_nobody_does(self, directory: DataDir) -> None:
+        # Nothing is awaited here: who waits for a broker and who keeps one would start two, and forget one of them.
+        is_ours = self._broker is not None and self._broker.poll() is None
+        if is_ours or directory.owner() is not None:
             return
-        self._broker = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "penstock.immortal.place",
-            str(directory.path),
-            stdin=asyncio.subprocess.PIPE,
+        self._let_go()
+        self._broker = subprocess.Popen(
+            [sys.executable, "-m", "penstock.immortal.place", str(directory.path)], stdin=subprocess.PIPE
         )
 
     async def _keep(self, directory: DataDir) -> None:
         while True:
-            await self._own_if_nobody_does(directory)
+            self._own_if_nobody_does(directory)
             await asyncio.sleep(0.3)
 
     async def open(self) -> None:
@@ -77,15 +78,20 @@ class Place:
         await self.reach()
 
     async def close(self) -> None:
+        """Return when our broker has ended; it ends as well for one who does not wait so long."""
         if self._keeping is not None:
             self._keeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeping
         await self.client.close()
-        if self._broker is not None and self._broker.returncode is None:
-            assert self._broker.stdin is not None
+        self._let_go()
+        while self._broker is not None and self._broker.poll() is None:  # noqa: ASYNC110 - a process sets no event
+            await asyncio.sleep(_ENDING)
+
+    def _let_go(self) -> None:
+        """A broker whose standard input is closed ends."""
+        if self._broker is not None and self._broker.stdin is not None:
             self._broker.stdin.close()
-            await self._broker.wait()
 
 
 @asynccontextmanager

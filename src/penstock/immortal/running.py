@@ -29,6 +29,9 @@ from penstock.journal.client.connection import Tls, Tokens
 
 _log = logging.getLogger(__name__)
 STOPPED = 0
+STOPPING = 0.1
+"""So many seconds a coordinator that is told to stop has to end in good order. What takes longer (its broker) ends by
+itself; but who told it may wait no longer than half a second, as the Node binding does, and take it for a failure."""
 
 
 def tell(text: str) -> None:
@@ -72,21 +75,23 @@ async def _run(
 ) -> int:
     loop = asyncio.get_running_loop()
     serving = asyncio.ensure_future(_serving(options, place, tls, tokens, debug))
-    told: set[int] = set()
+    told = asyncio.Event()
 
-    def stop(number: int) -> None:
-        told.add(number)
+    def stop() -> None:
+        told.set()
         serving.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop, number)
-    try:
-        await serving
-    except asyncio.CancelledError:
-        return STOPPED
-    except Exception:
-        if not told:  # who stops us closes the binding's connections as well, a moment before or after
-            raise
+        loop.add_signal_handler(number, stop)
+    stopping = asyncio.ensure_future(told.wait())
+    await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not told.is_set():
+        serving.result()
+    else:  # who stops us closes the binding's connections as well, a moment before or after: that is no failure
+        await asyncio.wait((serving,), timeout=STOPPING)
+        if serving.done() and not serving.cancelled():
+            serving.exception()
     return STOPPED
 
 

@@ -171,7 +171,7 @@ async def _first_connection(listening: Sequence[socket.socket]) -> socket.socket
 
 async def _connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     while True:
-        try:
-            return await asyncio.open_connection(HOST, port)
-        except ConnectionRefusedError:
-            await asyncio.sleep(_RETRY)
+        for host in (HOST, HOST6):
+            with contextlib.suppress(OSError):  # nobody listens yet, or there is no IPv6
+                return await asyncio.open_connection(host, port)
+        await asyncio.sleep(_RETRY)

@@ -126,10 +126,14 @@ class _State:
             self._modes[ns] = known.mode
 
     def points(self) -> Points:
+        """Of each stream the last id; one that has changed its name is in two namespaces, and goes on in the later."""
+        furthest: dict[str, tuple[int, str]] = {}
+        for ns, lasts in self._lasts.items():
+            for stream, last in lasts.items():
+                furthest[stream] = max(furthest.get(stream, (last, ns)), (last, ns))
         return {
             int(stream): Point(fr.NOTHING_SEEN if last < 0 else last, stream in self._ended[ns], ns)
-            for ns, lasts in self._lasts.items()
-            for stream, last in lasts.items()
+            for stream, (last, ns) in furthest.items()
         }
 
     def batch(self, items: Sequence[Item], names: Mapping[int, str]) -> Batch:

@@ -166,9 +166,10 @@ def check_class(spec: Spec) -> None:
 
 def _check_code(code: CodeType, names: dict[str, Any]) -> None:
     found: object = None
+    lines = dict(dis.findlinestarts(code))
     line = code.co_firstlineno
     for instruction in dis.get_instructions(code):
-        line = instruction.starts_line or line
+        line = lines.get(instruction.offset) or line
         if instruction.opname == "LOAD_GLOBAL":
             found = names.get(str(instruction.argval))
             _check_function(found, code, line)
