@@ -290,7 +290,7 @@ def test_power_loss_after_a_commit_that_failed_for_want_of_room(
 # and the first commits. They come before the first fragment closes: no other thread runs yet, so the same number
 # always means the same moment.
 KILLED_EARLY = (*range(8, 12), *range(28, 40, 3), *range(43, 56))
-MAKES_FRAGMENTS = "broker.py:Broker.__init__ Disk.make_dirs"
+MAKES_FRAGMENTS = "hosting.py:Hosting.__init__ Disk.make_dirs"
 
 
 @pytest.mark.soak
