@@ -148,8 +148,8 @@ class Raw:
 @asynccontextmanager
 async def rig(path: Path) -> AsyncIterator[Rig]:
     async with AsyncExitStack() as using:
-        address = await using.enter_async_context(served(path))
-        client = AsyncClient(address)
+        broker = await using.enter_async_context(served(path))
+        client = AsyncClient(broker.address, near=broker.near)
         using.push_async_callback(client.close)
         yield Rig(client, using)
 

@@ -55,6 +55,7 @@ from penstock.journal.protocol import (
 from penstock.journal.replica import Replica
 from penstock.journal.resolver import Resolution
 from penstock.journal.tokens import ValidationError
+from penstock.journal.wholes import Wholes
 
 __all__ = ["EMBEDDED", "MAX_REPLICATION", "PULSE_INTERVAL", "STABLE_PULSES", "Broker", "BrokerOptions"]
 
@@ -146,7 +147,7 @@ class Broker(Hosting):
         )
 
     def appends(
-        self, requests: AsyncIterator[AppendBatch], claims: Claims
+        self, requests: AsyncIterator[AppendBatch | Wholes], claims: Claims
     ) -> AsyncIterator[AppendBatchResult]:
         return batches.appends(requests, self._appending, claims, self._waits_ended)
 

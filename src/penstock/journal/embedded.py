@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 from penstock.base.disk import Disk
 from penstock.base.errors import InUseError, PenstockError
 from penstock.journal.broker import Broker
 from penstock.journal.client import BrokerGoneError, Client
 from penstock.journal.datadir import DataDir, Lock
-from penstock.journal.near import NearAppends
+from penstock.journal.near import NearAppends, NearCall
 from penstock.journal.server import EMBEDDED_GRACE, serve_socket
 
 _PATIENCE = 5.0
@@ -107,9 +109,16 @@ class EmbeddedBroker:
             await broker.close()
 
 
+class Served(NamedTuple):
+    """A data directory's broker: where it is, and a way without a socket if it is in this event loop."""
+
+    address: str
+    near: Callable[[], NearCall] | None
+
+
 @asynccontextmanager
-async def served(path: Path, *, disk: Disk | None = None) -> AsyncIterator[str]:
-    """The address of the data directory's broker; of one in this very event loop if nobody has the directory.
+async def served(path: Path, *, disk: Disk | None = None) -> AsyncIterator[Served]:
+    """The data directory's broker; one in this very event loop if nobody has the directory.
 
     For programs that use asyncio themselves: gRPC does not like two event loops in one process.
     """
@@ -118,7 +127,7 @@ async def served(path: Path, *, disk: Disk | None = None) -> AsyncIterator[str]:
     try:
         lock = Lock(directory, disk, 0.0)
     except InUseError:
-        yield address(directory)
+        yield Served(address(directory), None)
         return
     try:
         broker = Broker(directory, directory.create(disk), disk)
@@ -130,7 +139,7 @@ async def served(path: Path, *, disk: Disk | None = None) -> AsyncIterator[str]:
             waiting.cancel()
             if serving.done():
                 serving.result()
-            yield address(directory)
+            yield Served(address(directory), partial(NearCall, broker))
         finally:
             stop.set()
             await serving

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from penstock.journal import chunks
+from penstock.journal import chunks, wholes
 from penstock.journal.chunks import Content
 from penstock.journal.protocol import (
     JOURNAL_SERVICE,
@@ -39,6 +39,7 @@ from penstock.journal.protocol import (
     TrimRequest,
     TrimResponse,
 )
+from penstock.journal.wholes import Wholes
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -130,11 +131,11 @@ APPEND_WHOLE: Method[AppendRequest, AppendResponse] = Method(
     AppendResponse.SerializeToString,
     AppendResponse.FromString,
 )
-APPENDS: Method[AppendBatch, AppendBatchResult] = Method(
+APPENDS: Method[AppendBatch | Wholes, AppendBatchResult] = Method(
     LOCAL_SERVICE,
     "Appends",
-    AppendBatch.SerializeToString,
-    AppendBatch.FromString,
+    wholes.encode,
+    wholes.decode,
     AppendBatchResult.SerializeToString,
     AppendBatchResult.FromString,
 )

@@ -37,6 +37,7 @@ from penstock.journal.protocol import (
     TrimRequest,
     TrimResponse,
 )
+from penstock.journal.wholes import Wholes
 
 
 class Service(Protocol):
@@ -69,7 +70,7 @@ class Service(Protocol):
     def append_whole(self, request: AppendRequest, claims: Claims) -> Awaitable[AppendResponse]: ...
 
     def appends(
-        self, batches: AsyncIterator[AppendBatch], claims: Claims
+        self, batches: AsyncIterator[AppendBatch | Wholes], claims: Claims
     ) -> AsyncIterator[AppendBatchResult]: ...
 
     def locate(self, request: LocateRequest, claims: Claims) -> Awaitable[LocateResponse]: ...

@@ -36,6 +36,7 @@ from penstock.journal.client.reader import Reader, ReadOptions
 from penstock.journal.client.routes import Line, Lines, RouteCache
 from penstock.journal.client.shared import NotTakenError, Sharing
 from penstock.journal.client.streamed import append_over
+from penstock.journal.client.stubs import AppendsCall
 from penstock.journal.protocol import (
     AppendRequest,
     AppendResponse,
@@ -85,8 +86,11 @@ class AsyncClient:
         tokens: Tokens | None = None,
         follow_routes: bool = False,
         zone: str = "",
+        near: Callable[[], AppendsCall] | None = None,
     ) -> None:
+        """`near` begins a stream of appends without a socket, if the broker is in this very event loop."""
         self.address = address
+        self.near = near
         self.follow_routes = follow_routes
         self.zone = zone
         self.tokens: Tokens = tokens or NoTokens()
