@@ -132,6 +132,16 @@ def test_what_is_watched_is_what_one_look_tells(shop: Place) -> None:
         assert [letter.offset for letter in watched.letters] == [3]
 
 
+def test_what_several_are_asked_for_together_is_what_each_tells(shop: Place) -> None:
+    with shop.client() as client:
+        shop.log(client, [order(n) for n in range(3)], "another")
+        directory = Directory(client)
+        names = ["shop", "another"]
+        assert directory.statuses(names) == [directory.status(name) for name in names]
+        with pytest.raises(UsageError, match="no pipeline 'shap'"):
+            directory.statuses(["another", "shap"])
+
+
 def test_beside_a_run_its_file_is_read_though_its_journals_are_at_a_broker(
     shop: Place, tmp_path: Path
 ) -> None:
