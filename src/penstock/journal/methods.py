@@ -26,6 +26,8 @@ from penstock.journal.protocol import (
     FragmentsResponse,
     FragmentStoreHealthRequest,
     FragmentStoreHealthResponse,
+    HeadsRequest,
+    HeadsResponse,
     ListRequest,
     ListResponse,
     LocateRequest,
@@ -146,6 +148,14 @@ LOCATE: Method[LocateRequest, LocateResponse] = Method(
     LocateRequest.FromString,
     LocateResponse.SerializeToString,
     LocateResponse.FromString,
+)
+HEADS: Method[HeadsRequest, HeadsResponse] = Method(
+    LOCAL_SERVICE,
+    "Heads",
+    HeadsRequest.SerializeToString,
+    HeadsRequest.FromString,
+    HeadsResponse.SerializeToString,
+    HeadsResponse.FromString,
 )
 TRIM: Method[TrimRequest, TrimResponse] = Method(
     MAINTENANCE_SERVICE,

@@ -24,6 +24,8 @@ from penstock.journal.protocol import (
     FragmentsResponse,
     FragmentStoreHealthRequest,
     FragmentStoreHealthResponse,
+    HeadsRequest,
+    HeadsResponse,
     ListRequest,
     ListResponse,
     LocateRequest,
@@ -74,6 +76,8 @@ class Service(Protocol):
     ) -> AsyncIterator[AppendBatchResult]: ...
 
     def locate(self, request: LocateRequest, claims: Claims) -> Awaitable[LocateResponse]: ...
+
+    def heads(self, request: HeadsRequest, claims: Claims) -> AsyncIterator[HeadsResponse]: ...
 
     def trim(self, request: TrimRequest, claims: Claims) -> Awaitable[TrimResponse]: ...
 

@@ -45,6 +45,7 @@ from penstock.journal.protocol import (
     FragmentsRequest,
     FragmentsResponse,
     Header,
+    HeadsRequest,
     JournalSpec,
     LabelSelector,
     LabelSet,
@@ -248,6 +249,17 @@ class AsyncClient:
     async def head(self, journal: str) -> int:
         """The write head: the offset of the next byte to be committed."""
         return (await self.metadata(journal)).write_head
+
+    async def heads(self, selector: LabelSelector | None = None) -> dict[str, int]:
+        """The write heads of the journals that the selector matches, as `Client.heads`."""
+        request = HeadsRequest(selector=selector)
+        metadata = connection.bearer(self.tokens.for_heads(request.selector))
+
+        async def told(line: Line) -> dict[str, int]:
+            call = line.calls.heads(request, timeout=DEFAULT_TIMEOUT, metadata=metadata)
+            return answers.heads([response async for response in call])
+
+        return await self._home(told)
 
     async def wait(self, journal: str, beyond: int, timeout: float) -> int:
         """The write head, as soon as it is past `beyond`, or after `timeout` seconds as it is."""

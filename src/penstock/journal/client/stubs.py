@@ -26,6 +26,7 @@ class Stubs:
         self.append_whole = channel.unary_unary(*methods.APPEND_WHOLE.for_channels)
         self.appends = channel.stream_stream(*methods.APPENDS.for_channels)
         self.locate = channel.unary_unary(*methods.LOCATE.for_channels)
+        self.heads = channel.unary_stream(*methods.HEADS.for_channels)
         self.trim = channel.unary_unary(*methods.TRIM.for_channels)
         self.roll = channel.unary_unary(*methods.ROLL.for_channels)
 
@@ -56,5 +57,6 @@ class AsyncStubs:
         self.append_whole = channel.unary_unary(*methods.APPEND_WHOLE.for_channels)
         self.appends = channel.stream_stream(*methods.APPENDS.for_channels)
         self.locate = channel.unary_unary(*methods.LOCATE.for_channels)
+        self.heads = channel.unary_stream(*methods.HEADS.for_channels)
         self.trim = channel.unary_unary(*methods.TRIM.for_channels)
         self.roll = channel.unary_unary(*methods.ROLL.for_channels)
