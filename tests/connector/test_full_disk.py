@@ -14,7 +14,7 @@ from tests.journal.brokers import HookedDisk
 
 from penstock.connector.source import stream_id
 from penstock.journal.client import AsyncClient
-from penstock.journal.embedded import served
+from penstock.journal.served import served
 
 COUNT = 2000
 

@@ -22,9 +22,9 @@ from penstock.journal.client import (
     claim,
 )
 from penstock.journal.client.stubs import AppendsCall
-from penstock.journal.embedded import served
 from penstock.journal.near import NearCall
 from penstock.journal.protocol import AppendBatchResult, AppendRequest, Status
+from penstock.journal.served import served
 from penstock.journal.wholes import Whole, Wholes
 from penstock.log.commitlog import journal_spec
 
@@ -38,12 +38,12 @@ async def near(path: Path, disk: Disk | None = None) -> AsyncIterator[tuple[Asyn
     """A client of a broker in this event loop, and the streams that it has begun."""
     begun: list[AppendsCall] = []
     async with served(path, disk=disk) as broker:
-        begin = broker.near
-        assert begin is not None
 
         def counted() -> AppendsCall:
-            begun.append(begin())
-            return begun[-1]
+            call = broker.near()
+            assert call is not None
+            begun.append(call)
+            return call
 
         client = AsyncClient(broker.address, near=counted)
         try:

@@ -62,7 +62,7 @@ class Connection:
         files = (self.ca_file, self.cert_file, self.key_file)
         return ClientTls(*files) if any(files) else None
 
-    def asynchronous(self, address: str, near: Callable[[], AppendsCall] | None = None) -> AsyncClient:
+    def asynchronous(self, address: str, near: Callable[[], AppendsCall | None] | None = None) -> AsyncClient:
         """A client for asyncio of the broker at `address`, with what the options said about trust."""
         from penstock.journal.client import AsyncClient
         from penstock.journal.tls import ClientTls

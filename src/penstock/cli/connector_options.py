@@ -33,7 +33,7 @@ journals_option = click.option(
 @asynccontextmanager
 async def client_of(connection: Connection) -> AsyncIterator[AsyncClient]:
     """A client of the broker; a data directory without an owner is served by this process meanwhile."""
-    from penstock.journal.embedded import served
+    from penstock.journal.served import served
 
     async with AsyncExitStack() as using:
         if connection.address is not None:

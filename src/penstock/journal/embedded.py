@@ -2,7 +2,7 @@
 
 `EmbeddedBroker` owns the directory: it takes the lock, recovers, and serves the socket from a thread with an
 event loop of its own. `connect` is for commands: whoever owns the directory answers; if nobody does, this
-process owns it for the moment.
+process owns it for the moment. Programs with an event loop that stay have `journal.served`.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
 
 from penstock.base.disk import Disk
 from penstock.base.errors import InUseError, PenstockError
 from penstock.journal.broker import Broker
 from penstock.journal.client import BrokerGoneError, Client
 from penstock.journal.datadir import DataDir, Lock
-from penstock.journal.near import NearAppends, NearCall
+from penstock.journal.near import NearAppends
 from penstock.journal.server import EMBEDDED_GRACE, serve_socket
 
 _PATIENCE = 5.0
@@ -107,45 +105,6 @@ class EmbeddedBroker:
             await serve_socket(broker, self._ready.set, self._stop, self._grace)
         finally:
             await broker.close()
-
-
-class Served(NamedTuple):
-    """A data directory's broker: where it is, and a way without a socket if it is in this event loop."""
-
-    address: str
-    near: Callable[[], NearCall] | None
-
-
-@asynccontextmanager
-async def served(path: Path, *, disk: Disk | None = None) -> AsyncIterator[Served]:
-    """The data directory's broker; one in this very event loop if nobody has the directory.
-
-    For programs that use asyncio themselves: gRPC does not like two event loops in one process.
-    """
-    directory = DataDir(path)
-    disk = disk or Disk()
-    try:
-        lock = Lock(directory, disk, 0.0)
-    except InUseError:
-        yield Served(address(directory), None)
-        return
-    try:
-        broker = Broker(directory, directory.create(disk), disk)
-        ready, stop = asyncio.Event(), asyncio.Event()
-        serving = asyncio.create_task(serve_socket(broker, ready.set, stop))
-        try:
-            waiting = asyncio.create_task(ready.wait())
-            await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            if serving.done():
-                serving.result()
-            yield Served(address(directory), partial(NearCall, broker))
-        finally:
-            stop.set()
-            await serving
-            await broker.close()
-    finally:
-        lock.release()
 
 
 def address(directory: DataDir) -> str:

@@ -87,9 +87,9 @@ class AsyncClient:
         tokens: Tokens | None = None,
         follow_routes: bool = False,
         zone: str = "",
-        near: Callable[[], AppendsCall] | None = None,
+        near: Callable[[], AppendsCall | None] | None = None,
     ) -> None:
-        """`near` begins a stream of appends without a socket, if the broker is in this very event loop."""
+        """`near` begins a stream of appends without a socket, while the broker is in this very event loop."""
         self.address = address
         self.near = near
         self.follow_routes = follow_routes

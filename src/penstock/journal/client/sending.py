@@ -134,8 +134,8 @@ class Session:
 
     def _call(self, line: Line) -> AppendsCall:
         """A stream of appends; one without a socket if the broker is in this very event loop."""
-        if self._client.near is not None:
-            return self._client.near()
+        if self._client.near is not None and (call := self._client.near()) is not None:
+            return call
         return line.calls.appends(metadata=bearer(self._client.tokens.for_append(self._first.journal)))
 
     async def _send(self, line: Line, call: AppendsCall) -> None:
