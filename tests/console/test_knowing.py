@@ -17,9 +17,10 @@ from penstock.console.pace import Pace
 from penstock.console.reaching import BrokerPlace, DirectoryPlace
 from penstock.journal.client import Client, NotOfferedError
 from penstock.journal.embedded import EmbeddedBroker
-from penstock.journal.protocol import LabelSelector
+from penstock.journal.labels import parse_selector
+from penstock.journal.protocol import ApplyRequest, LabelSelector
 from penstock.log.control import Control, ControlEntry
-from penstock.log.journals import log_journal
+from penstock.log.journals import FORMAT_LABEL, log_journal
 from penstock.log.message import Message
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.pipeline.browsing import Search, offset_at, page
@@ -277,3 +278,18 @@ def test_a_pipeline_that_cannot_be_read_does_not_hide_the_others(shop: Place) ->
             for name in ("a-bad-one", "shop"):
                 Control(client, name).append(ControlEntry(now_us(), "me", "pause", "sales"))
             assert later(0.5) == ["shop"], "what failed is left alone for longer"
+
+
+def test_a_log_of_a_newer_format_is_not_guessed_at(shop: Place) -> None:
+    with EmbeddedBroker(shop.data) as broker, Client(broker.address) as client:
+        shop.log(client, [order(0)], "from-the-future")
+        (journal,) = client.list(parse_selector(f"name={log_journal('from-the-future')}"))
+        for label in journal.spec.labels.labels:
+            if label.name == FORMAT_LABEL:
+                label.value = "99"
+        assert client.apply([ApplyRequest.Change(expect_mod_revision=-1, upsert=journal.spec)])
+        place = BrokerPlace(lambda: Client(broker.address), broker.address)
+        with closing(place):
+            lookout, later = looked(place, open_pages=1)
+            assert later(0.0) == ["from-the-future", "shop"]
+            assert "log format 99" in str((lookout.view("from-the-future") or {})["unreadable"])

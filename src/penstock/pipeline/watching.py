@@ -27,6 +27,7 @@ from penstock.log.journals import (
     SINK_LABEL,
     control_journal,
     dead_journal,
+    journal_labels,
     log_journal,
     offsets_journal,
 )
@@ -169,6 +170,7 @@ class Watched:
         """A reader of the log that knows what was seen of it."""
         journal = log_journal(self.pipeline)
         if self._positions is None:
+            journal_labels(directory.client, journal)  # refuses a log that a newer version wrote
             here = directory.directory
             self._positions = Remembered(LogCache(here.index, journal) if here is not None else None)
         return LogReader(directory.client, journal, self._positions)
