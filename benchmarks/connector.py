@@ -1,7 +1,10 @@
 """Connectors, measured: durable messages of 100 bytes from the source kit through a worker, and how long an ACK takes.
 
-Broker, workers and the bare sink are processes of their own, reached over TCP on the loopback interface. Beside our
-figure stands a bare asyncio sink that reads the same bytes and keeps nothing, in rotated order: read the ratio.
+Broker, workers and the bare sink are processes of their own, reached over TCP on the loopback interface; the embedded
+worker has a data directory of its own, and the broker in its process. Beside our figures stands a bare asyncio sink
+that reads the same bytes and keeps nothing, in rotated order, with two senders: one that has the bytes before the clock
+starts, and one that reads the same stream and encodes it by the kit's own code while it sends. Read the ratios. The
+processor time of a message is that of all threads of a process, the system's work for it included.
 
     python benchmarks/connector.py [--rounds 3] [--count 600000] [--json]
 """
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -22,7 +26,8 @@ from itertools import count as counting
 from pathlib import Path
 
 from penstock.connector import frames as fr
-from penstock.connector.source import Connector, Record, Records, Stream
+from penstock.connector.link import Link
+from penstock.connector.source import Connector, Record, Records, Stream, stream_id
 
 BODY = b"x" * 100
 BATCH = 2000
@@ -126,6 +131,33 @@ async def bare(port: int, chunks: list[bytes], total: int) -> float:
     return total / taken
 
 
+async def encoding(port: int, total: int) -> float:
+    """Messages a second into the bare sink from a sender that reads and encodes them as a kit source does."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    link, stream = Link("", reader, writer), Bodies("s", total)
+    link.session.credits.grant(total)
+    begin = time.perf_counter()
+    while records := stream.read():
+        await link.send_messages(stream_id("s"), records, fr.CAUTIOUS_FRAME)
+    await reader.readexactly(1)
+    taken = time.perf_counter() - begin
+    writer.close()
+    return total / taken
+
+
+def processor_seconds(pid: int) -> float:
+    """What a process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def costs(addresses: list[str], total: int, pids: dict[str, int]) -> dict[str, float]:
+    """Microseconds of processor time that a message takes, by process."""
+    before = {name: processor_seconds(pid) for name, pid in pids.items()}
+    await through(addresses, total)
+    return {name: (processor_seconds(pid) - before[name]) / total * 1e6 for name, pid in pids.items()}
+
+
 async def latencies(address: str, total: int) -> list[float]:
     timed = Timed("s", total)
     await Connector([address], f"bench-{next(_instances)}", [timed], patience=60).serve()
@@ -138,23 +170,42 @@ def chunks_of(total: int) -> list[bytes]:
 
 
 async def measured(
-    rounds: int, total: int, workers: list[str], port: int, chunks: list[bytes]
+    rounds: int,
+    total: int,
+    workers: list[str],
+    embedded: str,
+    port: int,
+    chunks: list[bytes],
+    pids: dict[str, int],
 ) -> dict[str, float]:
-    await through(workers[:1], WARM)
+    for address in (*workers, embedded):
+        await through([address], WARM)
     cases: dict[str, Callable[[], Awaitable[float]]] = {
         "one worker": lambda: through(workers[:1], total),
         "two workers": lambda: through(workers, total),
+        "embedded": lambda: through([embedded], total),
         "bare sink": lambda: bare(port, chunks, total),
+        "encoding": lambda: encoding(port, total),
     }
     names, taken = list(cases), {name: list[float]() for name in cases}
     for turn in range(rounds):
-        for name in names[turn % 3 :] + names[: turn % 3]:
+        at = turn % len(names)
+        for name in names[at:] + names[:at]:
             taken[name].append(await cases[name]())
     found = {name: statistics.median(values) for name, values in taken.items()}
+    one = {name: pids[name] for name in ("sender", "worker", "broker")}
+    two = {"embedded worker": pids["embedded"]}
+    spent = {f"µs {name}": cost for name, cost in (await costs(workers[:1], total, one)).items()}
+    beside = {f"µs {name}": cost for name, cost in (await costs([embedded], total, two)).items()}
     times = await latencies(workers[0], 500)
     return {
         **found,
         "ratio": found["one worker"] / found["bare sink"],
+        "ratio, embedded": found["embedded"] / found["bare sink"],
+        "ratio, encoding": found["one worker"] / found["encoding"],
+        "ratio, embedded, encoding": found["embedded"] / found["encoding"],
+        **spent,
+        **beside,
         "ACK p50 ms": times[len(times) // 2] * 1e3,
         "ACK p99 ms": times[int(len(times) * 0.99)] * 1e3,
     }
@@ -175,26 +226,41 @@ def main() -> None:
         serve = ("-m", "penstock", "broker", "serve", "--json", "--listen", "127.0.0.1:0", "--http", "off")
         broker = json.loads(using.enter_context(process(*serve, "--data-dir", str(root / "data"))))
         address = broker["grpc"] if "://" in broker["grpc"] else f"http://{broker['grpc']}"
-        work = (
-            "-m",
-            "penstock",
-            "connector",
-            "worker",
-            "--json",
-            "--listen",
-            "127.0.0.1:0",
-            "--broker",
-            address,
-        )
-        workers = [json.loads(using.enter_context(process(*work)))["listen"] for _ in range(2)]
+        work = ("-m", "penstock", "connector", "worker", "--json", "--listen", "127.0.0.1:0")
+        far = [json.loads(using.enter_context(process(*work, "--broker", address))) for _ in range(2)]
+        near = json.loads(using.enter_context(process(*work, "--data-dir", str(root / "embedded"))))
         port = int(using.enter_context(process("-c", BARE, size)))
-        found = asyncio.run(measured(options.rounds, options.count, workers, port, chunks))
+        pids = {
+            "sender": os.getpid(),
+            "worker": far[0]["pid"],
+            "broker": broker["pid"],
+            "embedded": near["pid"],
+        }
+        workers = [worker["listen"] for worker in far]
+        found = asyncio.run(
+            measured(options.rounds, options.count, workers, near["listen"], port, chunks, pids)
+        )
     if options.json:
         print(json.dumps(found))
         return
-    for name in ("one worker", "two workers", "bare sink"):
-        print(f"{name:<12} {found[name]:>12,.0f} messages/s")
-    print(f"{'ratio':<12} {found['ratio']:>12.2f} of the bare sink")
+    lines = {
+        "one worker": "",
+        "two workers": "",
+        "embedded": "one worker, the broker in its process",
+        "bare sink": "sent bytes that were encoded before",
+        "encoding": "the bare sink, from a sender that reads and encodes as it goes",
+    }
+    for name, what in lines.items():
+        print(f"{name:<12} {found[name]:>12,.0f} messages/s  {what}".rstrip())
+    print(f"{'ratio':<12} {found['ratio']:>12.2f} of the bare sink, embedded {found['ratio, embedded']:.2f}")
+    print(
+        f"{'ratio':<12} {found['ratio, encoding']:>12.2f} of the bare sink with an encoding sender, "
+        f"embedded {found['ratio, embedded, encoding']:.2f}"
+    )
+    spent = [
+        f"{name.removeprefix('µs ')} {cost:.2f}" for name, cost in found.items() if name.startswith("µs")
+    ]
+    print("µs of processor time a message: " + "; ".join(spent))
     print(f"ACK of one message: p50 {found['ACK p50 ms']:.2f} ms, p99 {found['ACK p99 ms']:.2f} ms")
 
 

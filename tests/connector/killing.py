@@ -22,6 +22,7 @@ from penstock.base import faults
 from penstock.connector.partitions import partition_of_journal
 from penstock.connector.source import stream_id
 from penstock.journal.client import Client
+from penstock.journal.embedded import connect
 
 STREAMS = 10
 PARTITIONS = 2
@@ -49,9 +50,12 @@ WAIT = 60.0
 class Processes:
     """All three, and how they are started."""
 
-    def __init__(self, directory: Path, count: int, seconds: float, batch: int = 20) -> None:
-        """The connector takes at least so many seconds."""
+    def __init__(
+        self, directory: Path, count: int, seconds: float, batch: int = 20, *, embedded: bool = False
+    ) -> None:
+        """The connector takes at least so many seconds. `embedded`: the broker is in the worker's own process."""
         self.directory = directory
+        self.embedded = embedded
         self.count = count
         self.batch = batch
         self.pause = seconds * batch / count
@@ -76,7 +80,8 @@ class Processes:
             "worker": [
                 *PENSTOCK, "connector", "worker", "--listen", f"127.0.0.1:{self.worker_port}", "--credits", "256",
                 "--partitions", str(PARTITIONS), "--cookie-file", str(self.cookie),
-                "--broker", self.address, "--log-level", "info", "--http", "off",
+                *(("--data-dir", str(self.directory / "data")) if self.embedded else ("--broker", self.address)),
+                "--log-level", "info", "--http", "off",
             ],
             "connector": [
                 sys.executable, "-c", SENDER, f"127.0.0.1:{self.worker_port}", str(self.count), str(self.batch),
@@ -105,7 +110,7 @@ class Processes:
 
     def start_all(self) -> None:
         """The worker before its broker: it waits for it."""
-        for which in ("worker", "connector", "broker"):
+        for which in ("worker", "connector") if self.embedded else ("worker", "connector", "broker"):
             self.start(which)
 
     def kill(self, *victims: str) -> None:
@@ -148,7 +153,7 @@ class Processes:
 
     def ids(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
-        with Client(self.address) as client:
+        with connect(self.directory / "data") if self.embedded else Client(self.address) as client:
             for name in [journal.spec.name for journal in client.list()]:
                 if partition_of_journal("connectors/load", name) is not None and (head := client.head(name)):
                     some = ids_of(frames_of(client.read_bytes(name, 0, head)))

@@ -14,7 +14,7 @@ from penstock.connector.settings import WorkerSettings, WorkerTls, split
 from penstock.connector.source import Record, Records, Stream
 from penstock.connector.worker import Worker
 from penstock.journal.client import AsyncClient
-from penstock.journal.embedded import served
+from penstock.journal.served import served
 
 COOKIE = b"Dragons-Love-Tacos"
 SETTINGS = WorkerSettings(cookie=COOKIE, credits=64, hello_timeout=60)
@@ -148,8 +148,8 @@ class Raw:
 @asynccontextmanager
 async def rig(path: Path) -> AsyncIterator[Rig]:
     async with AsyncExitStack() as using:
-        address = await using.enter_async_context(served(path))
-        client = AsyncClient(address)
+        broker = await using.enter_async_context(served(path))
+        client = AsyncClient(broker.address, near=broker.near)
         using.push_async_callback(client.close)
         yield Rig(client, using)
 

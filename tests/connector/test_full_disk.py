@@ -14,7 +14,7 @@ from tests.journal.brokers import HookedDisk
 
 from penstock.connector.source import stream_id
 from penstock.journal.client import AsyncClient
-from penstock.journal.embedded import served
+from penstock.journal.served import served
 
 COUNT = 2000
 
@@ -60,7 +60,8 @@ def test_a_full_disk_holds_connectors_back_until_there_is_room(tmp_path: Path, o
 
     async def run() -> None:
         async with asyncio.timeout(120), AsyncExitStack() as using:
-            client = AsyncClient(await using.enter_async_context(served(tmp_path / "d", disk=disk)))
+            broker = await using.enter_async_context(served(tmp_path / "d", disk=disk))
+            client = AsyncClient(broker.address, near=broker.near)
             using.push_async_callback(client.close)
             await test(Rig(client, using))
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.connector import alike as al
 from penstock.connector import frames as fr
 from penstock.connector.intake import Intake, Run
 
@@ -36,12 +37,52 @@ def plain(frames: list[fr.Frame]) -> tuple[list[bytes], list[fr.Frame], int]:
     return taken, others, spent
 
 
+@st.composite
+def alike_messages(draw: st.DrawFn) -> list[fr.Frame]:
+    """Many messages of one stream and length with ids that mostly grow, and perhaps one that is different."""
+    stream, first = draw(st.sampled_from([1, 2, 2**64 - 2])), draw(st.integers(0, 400))
+    key, body = draw(st.binary(max_size=2)), draw(st.binary(max_size=4))
+    row: list[fr.Frame] = [
+        fr.Message(stream, first + number, number, key, body) for number in range(draw(st.integers(60, 200)))
+    ]
+    if draw(st.booleans()):
+        row[draw(st.integers(0, len(row) - 1))] = draw(
+            st.one_of(
+                MESSAGES,
+                OTHERS,
+                st.builds(
+                    fr.Message,
+                    st.sampled_from([1, 2]),
+                    st.integers(0, 600),
+                    key=st.just(key),
+                    body=st.just(body),
+                ),
+            )
+        )
+    return row
+
+
+ROWS = st.lists(st.one_of(alike_messages(), st.lists(st.one_of(MESSAGES, OTHERS), max_size=5)), max_size=5)
+
+
+@given(ROWS, st.lists(st.integers(1, 9000), min_size=1, max_size=5))
+def test_messages_that_are_alike_are_taken_as_if_one_by_one(
+    rows: list[list[fr.Frame]], sizes: list[int]
+) -> None:
+    require_taken([frame for row in rows for frame in row], sizes)
+
+
 @given(
     st.lists(st.one_of(MESSAGES, OTHERS), max_size=20), st.lists(st.integers(1, 70), min_size=1, max_size=5)
 )
 def test_new_messages_are_taken_as_they_came_and_repeats_left_out(
     frames: list[fr.Frame], sizes: list[int]
 ) -> None:
+    require_taken(frames, sizes)
+
+
+def require_taken(frames: list[fr.Frame], sizes: list[int]) -> None:
+    """That pieces of these sizes give what the plain reading gives."""
     raw = b"".join(map(fr.encode, frames))
     intake = Intake()
     for stream in (1, 2, 2**64 - 2):
@@ -155,3 +196,55 @@ def test_large_frames_in_small_pieces_are_put_together_once() -> None:
         intake.feed(raw[at : at + 4096])
         seen += list(intake.items())
     assert [run.count for run in seen if isinstance(run, Run)] == [1]
+
+
+ROW = [fr.Message(7, 10 + number, number, b"k", b"body") for number in range(al.LEAST)]
+STRIDE = len(fr.encode(ROW[0]))
+
+
+@given(st.integers(0, al.LEAST - 1), st.integers(0, fr.HEAD.size - 1), st.integers(1, 255))
+def test_a_changed_byte_in_any_head_of_many_that_are_alike_is_seen(row: int, place: int, change: int) -> None:
+    raw = bytearray(b"".join(map(fr.encode, ROW)))
+    raw[row * STRIDE + place] ^= change
+    count, last = al.grown(bytes(raw), 0, STRIDE, len(ROW), 9)
+    first = fr.HEAD.unpack_from(raw, 0)
+    heads = [fr.HEAD.unpack_from(raw, at) for at in range(0, len(raw), STRIDE)]
+    fine = 0
+    while (
+        fine < len(heads)
+        and heads[fine][:3] == first[:3]
+        and heads[fine][3] > (heads[fine - 1][3] if fine else 9)
+        and heads[fine][3] != fr.NOTHING_SEEN
+        and heads[fine][5] <= STRIDE - fr.HEAD.size
+    ):
+        fine += 1
+    assert (count, last) == (fine, heads[fine - 1][3] if fine else 9)
+
+
+def test_many_that_are_alike_are_taken_at_once_and_those_that_differ_are_not_tried() -> None:
+    raw = b"".join(map(fr.encode, ROW))
+    assert al.likely(raw, 0) == (STRIDE, al.LEAST)
+    assert al.likely(raw[:-1], 0) == (STRIDE, 0)
+    assert al.likely(fr.encode(fr.Message(7, 1)) + raw, 0)[1] == 0
+    assert al.grown(raw, 0, STRIDE, al.LEAST, 9) == (al.LEAST, ROW[-1].id)
+    assert al.grown(raw, 0, STRIDE, al.LEAST, 10) == (0, 10)
+
+
+def test_of_many_that_are_alike_one_over_the_limit_is_a_fault() -> None:
+    intake = Intake(limit=STRIDE - 5)
+    intake.open(7, fr.NOTHING_SEEN)
+    intake.feed(b"".join(map(fr.encode, ROW)))
+    with pytest.raises(fr.FrameError, match=f"the limit is {STRIDE - 5}"):
+        next(intake.items())
+
+
+def test_of_many_that_are_alike_those_up_to_the_id_that_stands_for_nothing_are_taken() -> None:
+    intake = Intake()
+    intake.open(7, fr.NOTHING_SEEN)
+    first = fr.NOTHING_SEEN - al.LEAST + 1
+    intake.feed(b"".join(fr.encode(fr.Message(7, first + number)) for number in range(al.LEAST)))
+    items = intake.items()
+    run = next(items)
+    assert isinstance(run, Run)
+    assert (run.count, run.lasts) == (al.LEAST - 1, {7: fr.NOTHING_SEEN - 1})
+    assert next(items) == fr.Message(7, fr.NOTHING_SEEN)

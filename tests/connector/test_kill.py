@@ -18,10 +18,12 @@ VICTIMS = [
 ]
 
 
-def killed(directory: Path, seed: int, rounds: list[tuple[str, ...] | str], count: int) -> Processes:
+def killed(
+    directory: Path, seed: int, rounds: list[tuple[str, ...] | str], count: int, *, embedded: bool = False
+) -> Processes:
     """Each round kills these processes, or the worker at a step, once more is in the journal than before."""
     rng = random.Random(seed)
-    processes = Processes(directory, count, seconds=1.0 * len(rounds))
+    processes = Processes(directory, count, seconds=1.0 * len(rounds), embedded=embedded)
     try:
         processes.start_all()
         for number, victims in enumerate(rounds, 1):
@@ -55,6 +57,20 @@ def test_whatever_is_killed_each_message_is_in_the_journal_once(tmp_path: Path) 
     ]
     processes = killed(tmp_path, 1, rounds, count=1500)
     assert processes.hit, "no kill met a step"
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_that_holds_its_broker_is_killed_with_it(tmp_path: Path) -> None:
+    rounds: list[tuple[str, ...] | str] = [("worker",), "connector-append", ("connector", "worker")]
+    processes = killed(tmp_path, 4, rounds, count=1200, embedded=True)
+    assert processes.hit, "no kill met a step"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_soak_a_worker_that_holds_its_broker_is_killed_with_it(tmp_path: Path) -> None:
+    processes = killed(tmp_path, 5, [*[("worker",)] * 20, *STEPS * 3], count=8000, embedded=True)
+    assert set(processes.hit) >= set(STEPS), processes.hit
 
 
 @pytest.mark.soak

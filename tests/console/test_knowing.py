@@ -15,10 +15,12 @@ from penstock.console.history import KEPT, STEP, History, Series
 from penstock.console.lookout import Lookout, Subscriber
 from penstock.console.pace import Pace
 from penstock.console.reaching import BrokerPlace, DirectoryPlace
-from penstock.journal.client import Client
+from penstock.journal.client import Client, NotOfferedError
 from penstock.journal.embedded import EmbeddedBroker
+from penstock.journal.labels import parse_selector
+from penstock.journal.protocol import ApplyRequest, LabelSelector
 from penstock.log.control import Control, ControlEntry
-from penstock.log.journals import log_journal
+from penstock.log.journals import FORMAT_LABEL, log_journal
 from penstock.log.message import Message
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.pipeline.browsing import Search, offset_at, page
@@ -131,6 +133,16 @@ def test_what_is_watched_is_what_one_look_tells(shop: Place) -> None:
         assert [letter.offset for letter in watched.letters] == [3]
 
 
+def test_what_several_are_asked_for_together_is_what_each_tells(shop: Place) -> None:
+    with shop.client() as client:
+        shop.log(client, [order(n) for n in range(3)], "another")
+        directory = Directory(client)
+        names = ["shop", "another"]
+        assert directory.statuses(names) == [directory.status(name) for name in names]
+        with pytest.raises(UsageError, match="no pipeline 'shap'"):
+            directory.statuses(["another", "shap"])
+
+
 def test_beside_a_run_its_file_is_read_though_its_journals_are_at_a_broker(
     shop: Place, tmp_path: Path
 ) -> None:
@@ -228,13 +240,20 @@ def looked(place: BrokerPlace, *, open_pages: int) -> tuple[Lookout, Callable[[f
         seen.clear()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("penstock.console.lookout.Watched", Slow)
+            patch.setattr("penstock.console.lookout.AT_ONCE", 1)
             lookout.look()
         return list(seen)
 
     return lookout, later
 
 
-def test_what_rests_is_looked_at_as_often_as_costs_little_while_a_page_is_open(shop: Place) -> None:
+def test_what_rests_behind_a_broker_that_cannot_tell_what_has_grown_is_looked_at_as_often_as_costs_little(
+    shop: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def heads(client: Client, selector: LabelSelector | None = None) -> dict[str, int]:
+        raise NotOfferedError("it is not one of Penstock's")
+
+    monkeypatch.setattr(Client, "heads", heads)
     with EmbeddedBroker(shop.data) as broker, Client(broker.address) as client:
         shop.log(client, [order(0)], "other")
         for pages, pauses in ((1, [True, False, True]), (0, [True, False, False])):
@@ -256,4 +275,21 @@ def test_a_pipeline_that_cannot_be_read_does_not_hide_the_others(shop: Place) ->
             assert "a-bad-one/log" in str((lookout.view("a-bad-one") or {})["unreadable"])
             assert (lookout.view("shop") or {})["tone"] == "bad"
             assert lookout.problem is None
-            assert later(4.5) == ["shop"], "what failed is left alone for longer"
+            for name in ("a-bad-one", "shop"):
+                Control(client, name).append(ControlEntry(now_us(), "me", "pause", "sales"))
+            assert later(0.5) == ["shop"], "what failed is left alone for longer"
+
+
+def test_a_log_of_a_newer_format_is_not_guessed_at(shop: Place) -> None:
+    with EmbeddedBroker(shop.data) as broker, Client(broker.address) as client:
+        shop.log(client, [order(0)], "from-the-future")
+        (journal,) = client.list(parse_selector(f"name={log_journal('from-the-future')}"))
+        for label in journal.spec.labels.labels:
+            if label.name == FORMAT_LABEL:
+                label.value = "99"
+        assert client.apply([ApplyRequest.Change(expect_mod_revision=-1, upsert=journal.spec)])
+        place = BrokerPlace(lambda: Client(broker.address), broker.address)
+        with closing(place):
+            lookout, later = looked(place, open_pages=1)
+            assert later(0.0) == ["from-the-future", "shop"]
+            assert "log format 99" in str((lookout.view("from-the-future") or {})["unreadable"])

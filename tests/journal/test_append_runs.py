@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.journal import batches
+from penstock.journal import batches, wholes
 from penstock.journal.append import RUN, AppendMachine, State
 from penstock.journal.broker import Broker, BrokerOptions
 from penstock.journal.flow import FlowLimits
 from penstock.journal.fragment import sum_from_proto
 from penstock.journal.labels import label_set, parse_selector
 from penstock.journal.protocol import AppendBatch, AppendRequest, AppendResult, ApplyRequest, Status
+from penstock.journal.wholes import Whole
 
 from .brokers import CLAIMS, JOURNAL, HookedDisk, append, applied, content, create, in_loop, opened, replica
 from .foreign import journal
@@ -37,6 +38,10 @@ async def answers(
             yield AppendBatch(appends=appends, independent=independent)
 
     return [result async for answer in broker.appends(sent(), CLAIMS) for result in answer.results]
+
+
+def runs(requests: Sequence[AppendRequest]) -> list[list[Whole]]:
+    return list(batches._runs([wholes.whole(request) for request in requests]))
 
 
 def plain(*contents: bytes) -> list[AppendRequest]:
@@ -177,13 +182,13 @@ def test_what_goes_into_one_run() -> None:
     ]
     for other in others:
         for pair in ([plain(b"x")[0], other], [other, plain(b"x")[0]]):
-            assert [len(run) for run in batches._runs(pair)] == [1, 1], pair
-    assert [len(run) for run in batches._runs([fenced, fenced])] == [2]
-    assert [len(run) for run in batches._runs([fenced, others[4]])] == [1, 1]
+            assert [len(run) for run in runs(pair)] == [1, 1], pair
+    assert [len(run) for run in runs([fenced, fenced])] == [2]
+    assert [len(run) for run in runs([fenced, others[4]])] == [1, 1]
     for alone in others[5:]:
-        assert [len(run) for run in batches._runs([alone, alone])] == [1, 1], alone
+        assert [len(run) for run in runs([alone, alone])] == [1, 1], alone
     many = plain(*[b"x"] * (batches.MAX_RUN + 1))
-    assert [len(run) for run in batches._runs(many)] == [batches.MAX_RUN, 1]
+    assert [len(run) for run in runs(many)] == [batches.MAX_RUN, 1]
 
 
 def _drawn(chance: random.Random, name: str) -> AppendRequest:

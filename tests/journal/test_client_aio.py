@@ -71,6 +71,9 @@ class Secret:
     def for_read(self, journal: str) -> str:
         return f"read-token-{journal}"
 
+    def for_heads(self, selector: LabelSelector) -> str:
+        return "heads-token"
+
     def for_append(self, journal: str) -> str:
         return f"append-token-{journal}"
 

@@ -29,6 +29,7 @@ from penstock.journal.protocol import (
     FragmentsRequest,
     FragmentStoreHealthRequest,
     Header,
+    HeadsRequest,
     ListRequest,
     LocateRequest,
     ReadRequest,
@@ -57,6 +58,7 @@ METHODS: Calls = [
     ("/penstock.Local/Append", AppendRequest, "unary_unary"),
     ("/penstock.Local/Appends", AppendBatch, "stream_stream"),
     ("/penstock.Local/Locate", LocateRequest, "unary_unary"),
+    ("/penstock.Local/Heads", HeadsRequest, "unary_stream"),
     ("/penstock.Maintenance/Trim", TrimRequest, "unary_unary"),
     ("/penstock.Maintenance/Roll", RollRequest, "unary_unary"),
 ]

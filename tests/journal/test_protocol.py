@@ -216,7 +216,7 @@ def test_the_service_has_the_methods_of_the_reference() -> None:
 def test_our_own_service_stands_beside_it() -> None:
     service = penstock_pb2.DESCRIPTOR.services_by_name["Local"]
     assert service.full_name == protocol.LOCAL_SERVICE == "penstock.Local"
-    assert [method.name for method in service.methods] == ["Append", "Appends", "Locate"]
+    assert [method.name for method in service.methods] == ["Append", "Appends", "Locate", "Heads"]
     upkeep = penstock_pb2.DESCRIPTOR.services_by_name["Maintenance"]
     assert upkeep.full_name == protocol.MAINTENANCE_SERVICE == "penstock.Maintenance"
     assert [method.name for method in upkeep.methods] == ["Trim", "Roll"]

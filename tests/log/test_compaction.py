@@ -7,12 +7,13 @@ import threading
 import time
 import tracemalloc
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from penstock.base.errors import CorruptError, UsageError
 from penstock.journal.client import Client
+from penstock.journal.protocol import FragmentsRequest, FragmentsResponse
 from penstock.log import compaction, companion, offsets, positions, walking
 from penstock.log import record as rec
 from penstock.log.commitlog import CommitLog, LogReader, request_backfill
@@ -22,6 +23,7 @@ from penstock.log.message import ByteOffset, Message, MessageOffset, Mode
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.ownership import FencedError
 from penstock.log.positions import LogCache, LogPoint
+from penstock.log.reader import Survey
 from penstock.log.record import Record
 from penstock.log.schema import Field, Kind, Schema
 
@@ -309,6 +311,45 @@ def test_the_size_of_a_log_counts_what_is_held(client: Client, tmp_path: Path) -
     done = everything(log)
     assert 10_000 < log.reader.size() < 15_000
     assert abs(before - log.reader.size() - done.bytes_freed) < 1000
+
+
+def test_a_survey_tells_what_single_questions_tell(client: Client, tmp_path: Path) -> None:
+    log = a_log(client, tmp_path)
+    reader = LogReader(client, log.journal, None)
+
+    def asked() -> Survey:
+        return Survey(reader.state(), reader.first(), reader.size())
+
+    assert reader.survey() == asked()
+    append(log, "AABC")
+    close_segment(log)
+    assert reader.survey() == asked()
+    append(log, "AB")
+    everything(log)
+    survey = reader.survey()
+    assert survey == asked()
+    assert (survey.state.oldest, survey.first.offset) == (1, 4)
+
+
+def test_where_a_log_of_many_segments_begins_is_told_by_its_first(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = a_log(client, tmp_path)
+    for _ in range(3):
+        append(log, "A")
+        close_segment(log)
+    told: list[int] = []
+    calls = client._homes.current.calls
+    ask = calls.list_fragments
+
+    def counted(request: FragmentsRequest, **options: Any) -> FragmentsResponse:
+        response = ask(request, **options)
+        told.append(len(response.fragments))
+        return response
+
+    monkeypatch.setattr(calls, "list_fragments", counted)
+    assert extent(client, log.journal) == (0, log.point.byte)
+    assert told == [1]
 
 
 def test_an_owner_that_was_replaced_compacts_nothing(client: Client, tmp_path: Path) -> None:

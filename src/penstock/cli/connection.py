@@ -23,6 +23,7 @@ from penstock.cli.common import data_dir_option
 if TYPE_CHECKING:
     from penstock.journal.client import AsyncClient, Client
     from penstock.journal.client.connection import Tokens
+    from penstock.journal.client.stubs import AppendsCall
     from penstock.journal.tls import ClientTls
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -61,13 +62,14 @@ class Connection:
         files = (self.ca_file, self.cert_file, self.key_file)
         return ClientTls(*files) if any(files) else None
 
-    def asynchronous(self, address: str) -> AsyncClient:
+    def asynchronous(self, address: str, near: Callable[[], AppendsCall | None] | None = None) -> AsyncClient:
         """A client for asyncio of the broker at `address`, with what the options said about trust."""
         from penstock.journal.client import AsyncClient
         from penstock.journal.tls import ClientTls
 
         files = (self.ca_file, self.cert_file, self.key_file)
-        return AsyncClient(address, tls=ClientTls(*files) if any(files) else None, tokens=self.tokens())
+        tls = ClientTls(*files) if any(files) else None
+        return AsyncClient(address, tls=tls, tokens=self.tokens(), near=near)
 
     @contextmanager
     def _embedded(self) -> Iterator[Client]:

@@ -33,13 +33,14 @@ journals_option = click.option(
 @asynccontextmanager
 async def client_of(connection: Connection) -> AsyncIterator[AsyncClient]:
     """A client of the broker; a data directory without an owner is served by this process meanwhile."""
-    from penstock.journal.embedded import served
+    from penstock.journal.served import served
 
     async with AsyncExitStack() as using:
-        address = connection.address
-        if address is None:
-            address = await using.enter_async_context(served(connection.data_dir))
-        client = connection.asynchronous(address)
+        if connection.address is not None:
+            client = connection.asynchronous(connection.address)
+        else:
+            broker = await using.enter_async_context(served(connection.data_dir))
+            client = connection.asynchronous(broker.address, broker.near)
         using.push_async_callback(client.close)
         yield client
 

@@ -50,7 +50,7 @@ def status(ctx: click.Context, connection: Connection, pipeline: str | None) -> 
     with looking(connection) as directory:
         one = len(directory.pipelines()) < 2 or pipeline is not None
         names = [chosen_pipeline(directory, pipeline)] if one else directory.pipelines()
-        statuses = [directory.status(name) for name in names]
+        statuses = directory.statuses(names)
     if wants_json(ctx):
         for found in statuses:
             emit(found)
@@ -121,15 +121,18 @@ def _from_file(connection: Connection, pipeline: str | None) -> Iterator[RunFile
 
 def _from_broker(connection: Connection, pipeline: str | None) -> Iterator[PipelineStatus]:
     """What the journals tell, each second until the run ends."""
+    from penstock.pipeline.clock import now_us
+    from penstock.pipeline.watching import Watched
+
     with looking(connection) as directory:
         name = chosen_pipeline(directory, pipeline)
-        found = directory.status(name)
+        found, watched = directory.status(name), Watched(name)
         if not found.running:
             raise UsageError(f"pipeline '{name}' is not running", hint=_HINT)
         while found.running:
             yield found
             time.sleep(_REFRESH_SECONDS)
-            found = directory.status(name)
+            found = watched.look(directory, now_us())
 
 
 def _rendered(found: RunFile | PipelineStatus) -> RenderableType:

@@ -1,9 +1,10 @@
 """What a worker reads from one connection: runs of messages, taken whole from the bytes that came, and other frames.
 
 Messages are most of what comes. They are looked at in one pass over the buffer, without an object for each: tag, stream
-and id, against the last id of the stream. Those that are new stay in `Run.pieces` as they came, ready for the log; a
-message that was seen before (its id is not above the last one) ends a piece and is left out. Whatever is no message on
-an open stream is handed out as a frame, for the session to judge.
+and id, against the last id of the stream; where many in a row are of one length, all of them at once (`alike`). Those
+that are new stay in `Run.pieces` as they came, ready for the log; a message that was seen before (its id is not above
+the last one) ends a piece and is left out. Whatever is no message on an open stream is handed out as a frame, for the
+session to judge.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
+from penstock.connector.alike import LEAST, grown, likely
 from penstock.connector.frames import (
     HEAD_AFTER_LENGTH,
     MAX_FRAME,
@@ -25,11 +27,14 @@ from penstock.connector.frames import (
 )
 from penstock.connector.session import IllegalFrameError
 
-_HEAD: Final = Struct(">IBQQ8xH")
-"""As `frames.HEAD`, without the time, which is nothing to a worker."""
+_HEAD: Final = Struct(">I9sQ8xH")
+"""As `frames.HEAD`, tag and stream in one, and without the time, which is nothing to a worker."""
 _UNPACK_HEAD = _HEAD.unpack_from
 _SMALLEST: Final = _HEAD.size
 _NO_STREAM: Final = -1
+_NO_PARTITION: Final = -1
+_WHILE: Final = 32 << 10
+"""Bytes that are read message by message before it is looked whether those that follow are alike."""
 LONGEST_HELLO: Final = 1 + 5 * (2 + SHORT_LIMIT)
 """What a peer that has shown no cookie yet may make us keep."""
 _FRESH: Final = -1
@@ -47,7 +52,7 @@ class Run:
     def __init__(self) -> None:
         self.pieces: list[memoryview] = []
         self.lasts: dict[int, int] = {}
-        self.partition = 0
+        self.partition = _NO_PARTITION
         self.count = 0
         self.spent = 0
         self.size = 0
@@ -64,6 +69,8 @@ class Intake:
         self._wanted = 0
         self._data = b""
         self._at = 0
+        self._piece = 0
+        """Where the new messages begin that are not in the run's pieces yet."""
 
     def open(self, stream: int, point: int, partition: int = 0) -> None:
         """Messages of this stream are taken from now on, those behind `point`."""
@@ -78,15 +85,14 @@ class Intake:
 
     def feed(self, data: bytes) -> None:
         """Bytes that came; `items` has what they hold. `data` must not change afterwards."""
-        if self._part or self._at < len(self._data):
-            if not self._part:
-                self._part = bytearray(memoryview(self._data)[self._at :])
+        rest: bytearray | memoryview = self._part or memoryview(self._data)[self._at :]
+        if len(rest) + len(data) < self._wanted:
+            self._part = self._part or bytearray(rest)
             self._part += data
             self._data, self._at = b"", 0
-            if len(self._part) < self._wanted:
-                return
-            data, self._part = bytes(self._part), bytearray()
-        self._data, self._at, self._wanted = data, 0, 0
+            return
+        self._data = b"".join((rest, data)) if rest else data
+        self._part, self._at, self._wanted = bytearray(), 0, 0
 
     @property
     def pending(self) -> int:
@@ -140,53 +146,92 @@ class Intake:
         return None if payload is None else frame_of(payload)
 
     def _run(self) -> Run | None:
-        """All messages from here on that need no judging. Every message passes here, so this is kept tight."""
-        data, at, end, limit = self._data, self._at, len(self._data), self.limit
-        known, partition, message = self.last, self._partition, Tag.MESSAGE.value
-        begin = piece = at
+        """All messages from here on that need no judging."""
         run = Run()
-        current, last = _NO_STREAM, _FRESH
-        spent = dropped = 0
-        while end - at >= _SMALLEST:
-            length, tag, stream, number, key = _UNPACK_HEAD(data, at)
-            if stream != current:
-                if stream not in known:
-                    break
-                if current == _NO_STREAM:
-                    run.partition = partition[stream]
-                elif partition[stream] == run.partition:
-                    self._reached(current, last, run)
-                else:
-                    break
-                current, last = stream, known[stream]
-            behind = at + 4 + length
-            if (
-                tag != message
-                or behind > end
-                or length > limit
-                or length < HEAD_AFTER_LENGTH + key
-                or number == NOTHING_SEEN
-            ):
-                break
-            spent += 1
-            if number > last:
-                last = number
-            else:
-                dropped += 1
-                if piece < at:
-                    run.pieces.append(memoryview(data)[piece:at])
-                piece = behind
-            at = behind
-        if at == begin:
+        begin = self._piece = self._at
+        while self._take_alike(run) or self._take(run):
+            pass
+        if self._at == begin:
             return None
-        self._reached(current, last, run)
-        if piece < at:
-            run.pieces.append(memoryview(data)[piece:at])
+        self._end_piece(run, self._at)
         run.size = sum(map(len, run.pieces))
-        run.count, run.spent = spent - dropped, spent
-        self._at = at
         return run
 
+    def _take_alike(self, run: Run) -> bool:
+        """Many new messages at once, if they are of one stream and length; False if there are none here."""
+        data, at = self._data, self._at
+        if len(data) - at < LEAST * _SMALLEST:
+            return False
+        stride, count = likely(data, at)
+        if not count:
+            return False
+        length, mark, _, _ = _UNPACK_HEAD(data, at)
+        stream = self._stream_of(mark, run)
+        if stream is None or length > self.limit:
+            return False
+        count, last = grown(data, at, stride, count, self.last[stream])
+        if not count:
+            return False
+        run.spent += count
+        run.count += count
+        self.last[stream] = run.lasts[stream] = last
+        self._at = at + count * stride
+        return True
+
+    def _take(self, run: Run) -> bool:
+        """Messages, one by one, for a while; False if the next one is not there, or is to be judged.
+
+        Messages of all lengths pass here, so this is kept tight.
+        """
+        data, at, end, limit = self._data, self._at, len(self._data), self.limit
+        stop = min(end - _SMALLEST + 1, at + _WHILE)
+        current, stream, last = b"", _NO_STREAM, _FRESH
+        spent = dropped = 0
+        more = False
+        while at < stop:
+            length, mark, number, key = _UNPACK_HEAD(data, at)
+            if mark != current:
+                self._reached(stream, last, run)
+                found = self._stream_of(mark, run)
+                if found is None:
+                    stream = _NO_STREAM
+                    break
+                current, stream, last = mark, found, self.last[found]
+            behind = at + 4 + length
+            if behind > end or length > limit or length < HEAD_AFTER_LENGTH + key:
+                break
+            if last < number < NOTHING_SEEN:
+                last = number
+            elif number == NOTHING_SEEN:
+                break
+            else:
+                dropped += 1
+                self._end_piece(run, at)
+                self._piece = behind
+            spent += 1
+            at = behind
+        else:
+            more = spent > 0
+        self._reached(stream, last, run)
+        run.spent += spent
+        run.count += spent - dropped
+        self._at = at
+        return more
+
+    def _stream_of(self, mark: bytes, run: Run) -> int | None:
+        """The stream of a message that begins with this, if it is open and of the run's partition."""
+        stream = int.from_bytes(mark[1:], "big")
+        if mark[0] != Tag.MESSAGE or stream not in self.last:
+            return None
+        partition = self._partition[stream]
+        if run.partition == _NO_PARTITION:
+            run.partition = partition
+        return stream if partition == run.partition else None
+
+    def _end_piece(self, run: Run, at: int) -> None:
+        if self._piece < at:
+            run.pieces.append(memoryview(self._data)[self._piece : at])
+
     def _reached(self, stream: int, last: int, run: Run) -> None:
-        if last != self.last[stream]:
+        if stream != _NO_STREAM and last != self.last[stream]:
             self.last[stream] = run.lasts[stream] = last

@@ -1,10 +1,11 @@
 """The lookout: one thread that looks at all pipelines, remembers what it saw, and tells who waits for news.
 
-A pipeline that runs is looked at twice a second. Those that rest are, too, while a page is open and they are few: as
-often as costs a small part of one processor, and at least every few seconds. None is of a data directory that nobody
-owns: nothing can change there until somebody takes it. Each look reads only what has grown. What it saw is kept as
-JSON, ready to send; a subscriber is told which pipelines have news, never a queue of them, so a page that is slow costs
-nothing.
+Twice a second the broker is asked, in one call, where all journals of all pipelines end. A pipeline that runs is looked
+at each time, one that rests when one of its journals has grown, and every few seconds for what shows nowhere else. Of
+a broker that cannot tell, those that rest are looked at as often as costs a small part of one processor. None is of a
+data directory that nobody owns: nothing can change there until somebody takes it. Each look reads only what has grown.
+What it saw is kept as JSON, ready to send; a subscriber is told which pipelines have news, never a queue of them, so a
+page that is slow costs nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -28,7 +31,7 @@ from penstock.pipeline.clock import now_us
 from penstock.pipeline.operations import Directory
 from penstock.pipeline.progress import NodeProgress
 from penstock.pipeline.records import PipelineStatus
-from penstock.pipeline.watching import Journals, Watched, listed
+from penstock.pipeline.watching import Journals, Watched, heads, listed
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +41,9 @@ RESTING = 5.0
 LISTING = 2.0
 """And whether there are new ones."""
 SHARE = 0.15
-"""Of a processor: what looking more often than that may cost."""
+"""Of a processor: what looking more often than that may cost, where it is not known what has grown."""
+AT_ONCE = 4
+"""So many are looked at at the same time when everything is looked at for the first time."""
 _RATE_WINDOW, _BEAT_WINDOW = 4.0, 12.0
 """Seconds that a rate is worked out over; the longer one for what is known from the beats of a run only."""
 _SAMPLE = 1.0
@@ -57,6 +62,8 @@ class _Kept:
     looked: float = float("-inf")
     cost: float = 0.0
     """How long the last look took."""
+    ends: tuple[int, ...] | None = None
+    """Where its journals ended at the last look; None if that was not known of all."""
     failed: bool = False
     sampled: float = 0.0
     positions: Pace = field(default_factory=Pace)
@@ -102,6 +109,7 @@ class Lookout:
         self._kept: dict[str, _Kept] = {}
         self._journals: dict[str, Journals] = {}
         self._listed, self._listing_cost = float("-inf"), 0.0
+        self._heads: Mapping[str, int] = {}
         self._seen: object = None
         self._subscribers: set[Subscriber] = set()
         self._lock = threading.Lock()
@@ -191,17 +199,16 @@ class Lookout:
             self._forget_others(set())
             return
         with self.reaching.looking() as directory:
+            before, self._heads = self._heads, heads(directory)
             now = self._clock()
-            if now - self._listed >= self._patience(self._listing_cost, LISTING) or seen is not None:
+            wait = LISTING if self._heads else self._patience(self._listing_cost, LISTING)
+            if now - self._listed >= wait or before.keys() != self._heads.keys() or seen is not None:
                 self._journals = listed(directory)
                 self._listed, self._listing_cost = now, self._clock() - now
                 self._forget_others(set(self._journals))
-            for done, name in enumerate(due := self._due(now, everything=seen is not None)):
-                if self._stopping.is_set():
-                    return
-                if self._round is not None:
-                    self._set_round((done, len(due)))
-                self._look_at(directory, name)
+            self._look_at_all(directory, self._due(now, everything=seen is not None))
+            if self._stopping.is_set():
+                return
         if isinstance(self.reaching, DirectoryPlace) and seen is not None:
             self.reaching.settle()
             self._seen = self.reaching.changed()
@@ -209,15 +216,44 @@ class Lookout:
 
     def _due(self, now: float, *, everything: bool) -> Sequence[str]:
         """The pipelines that are to be looked at now."""
-        resting = sum(kept.cost for kept in self._kept.values() if kept.rests)
-        rest = self._patience(resting, RESTING)
-        due = []
-        for name in self._journals:
-            kept = self._kept.get(name)
-            wait = 0.0 if kept is None else RESTING if kept.failed else rest if kept.rests else 0.0
-            if everything or kept is None or now - kept.looked >= wait:
-                due.append(name)
-        return due
+        unknown = sum(kept.cost for kept in self._kept.values() if kept.rests and kept.ends is None)
+        patience = self._patience(unknown, RESTING)
+        return [
+            name
+            for name in self._journals
+            if everything
+            or (kept := self._kept.get(name)) is None
+            or now - kept.looked >= self._wait(name, kept, patience)
+        ]
+
+    def _wait(self, name: str, kept: _Kept, patience: float) -> float:
+        """How long after its last look a pipeline is due again; `patience` if it is not known whether it has grown."""
+        if kept.failed:
+            return RESTING
+        if not kept.rests:
+            return 0.0
+        ends = self._ends(name)
+        if ends is None:
+            return patience
+        return RESTING if ends == kept.ends else 0.0
+
+    def _ends(self, name: str) -> tuple[int, ...] | None:
+        """Where the journals of a pipeline end; None if that is not known of all of them."""
+        ends = tuple(self._heads.get(journal, -1) for journal in self._journals[name].names(name))
+        return None if -1 in ends else ends
+
+    def _look_at_all(self, directory: Directory, names: Sequence[str]) -> None:
+        """One after the other; the first time several at once, since each has much to read and waits for the broker."""
+        first = self._round is not None
+        threads = ThreadPoolExecutor(AT_ONCE if first else 1, thread_name_prefix="look")
+        try:
+            for done, _ in enumerate(threads.map(partial(self._look_at, directory), names), start=1):
+                if self._stopping.is_set():
+                    return
+                if first:
+                    self._set_round((done, len(names)))
+        finally:
+            threads.shutdown(cancel_futures=True)
 
     def _patience(self, cost: float, most: float) -> float:
         """How long to wait between two looks that take `cost` seconds: not long, if somebody waits for news."""
@@ -226,8 +262,9 @@ class Lookout:
     def _look_at(self, directory: Directory, name: str) -> None:
         kept = self._kept.get(name) or _Kept(Watched(name))
         began = kept.looked = self._clock()
+        kept.ends = self._ends(name)
         try:
-            status = kept.watched.look(directory, now_us(), self._journals[name])
+            status = kept.watched.look(directory, now_us(), self._journals[name], self._heads)
         except _OF_THE_PLACE:
             raise
         except PenstockError as error:

@@ -56,7 +56,7 @@ class ContentStates(AppendBase):
         else:
             await self._take(request.content)
 
-    async def _take_whole(self, contents: tuple[bytes, ...]) -> None:
+    async def _take_whole(self, contents: tuple[Buffer, ...]) -> None:
         """As if the client had sent one chunk, the empty message, and its end; and so for each append of the run."""
         run = contents[: self._length_of_run(contents)]
         self.taken = len(run)
@@ -70,7 +70,7 @@ class ContentStates(AppendBase):
         if self.taken > 1:
             self.commits = [part for commit in self.commits for part in self._parts(commit, run)]
 
-    def _length_of_run(self, contents: tuple[bytes, ...]) -> int:
+    def _length_of_run(self, contents: tuple[Buffer, ...]) -> int:
         """How many appends extend the fragment as it stands: up to the first that would begin another, or wait."""
         replica, local, spec = self._owned(), self._held().local, self._spec
         assert spec is not None
@@ -85,7 +85,7 @@ class ContentStates(AppendBase):
             size += len(content)
         return len(contents)
 
-    def _parts(self, commit: Fragment, run: tuple[bytes, ...]) -> Iterator[Fragment]:
+    def _parts(self, commit: Fragment, run: tuple[Buffer, ...]) -> Iterator[Fragment]:
         """Where each append of a run landed."""
         end = commit.begin
         for content in run:

@@ -10,6 +10,7 @@ from enum import Enum, auto
 
 import grpc
 
+from penstock.base.disk import Buffer
 from penstock.base.errors import PenstockError
 from penstock.journal.chunks import Content
 from penstock.journal.claims import Claims
@@ -147,7 +148,7 @@ class AppendBase:
     def __init__(
         self,
         first: AppendRequest,
-        requests: AsyncIterator[AppendRequest | Content] | tuple[bytes, ...],
+        requests: AsyncIterator[AppendRequest | Content] | tuple[Buffer, ...],
         surroundings: Appending,
         claims: Claims,
         *,

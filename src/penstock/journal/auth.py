@@ -230,6 +230,8 @@ class Tokens(Protocol):
 
     def for_read(self, journal: str) -> str: ...
 
+    def for_heads(self, selector: LabelSelector) -> str: ...
+
     def for_append(self, journal: str) -> str: ...
 
     def for_health(self) -> str: ...
@@ -250,6 +252,9 @@ class FixedToken:
         return self.token
 
     def for_read(self, journal: str) -> str:
+        return self.token
+
+    def for_heads(self, selector: LabelSelector) -> str:
         return self.token
 
     def for_append(self, journal: str) -> str:
@@ -286,6 +291,9 @@ class TokenSource:
 
     def for_read(self, journal: str) -> str:
         return self._token(Capability.READ, _named(journal), _HOUR)
+
+    def for_heads(self, selector: LabelSelector) -> str:
+        return self._token(Capability.LIST | Capability.READ, selector, _HOUR)
 
     def for_append(self, journal: str) -> str:
         return self._token(Capability.APPEND, _named(journal), _HOUR)

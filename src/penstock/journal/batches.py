@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, 
 from typing import TypeAlias, cast
 
 from penstock.base.errors import PenstockError
-from penstock.journal import validation
+from penstock.journal import validation, wholes
 from penstock.journal.append import Appending, AppendMachine, State
 from penstock.journal.appending import NotInChargeError, StoppedServingError
 from penstock.journal.claims import Claims
@@ -30,6 +30,7 @@ from penstock.journal.protocol import (
 )
 from penstock.journal.replication import ReplicationError
 from penstock.journal.suspension import NO_RESUME, RESUME
+from penstock.journal.wholes import Whole, Wholes
 
 log = logging.getLogger(__name__)
 
@@ -105,11 +106,11 @@ def refusal(machine: AppendMachine, error: PenstockError) -> AppendResponse | No
 
 async def append_whole(request: AppendRequest, surroundings: Appending, claims: Claims) -> AppendResponse:
     """One append that is one message."""
-    return await answered(whole((request,), surroundings, claims), request)
+    return await answered(machine_of((wholes.whole(request),), surroundings, claims), request)
 
 
-def whole(
-    requests: Sequence[AppendRequest],
+def machine_of(
+    run: Sequence[Whole],
     surroundings: Appending,
     claims: Claims,
     *,
@@ -117,25 +118,10 @@ def whole(
     era: int | None = None,
 ) -> AppendMachine:
     """The machine of an append whose content is in its first message, or of a run of those."""
-    first = _parameters(requests[0])
+    first = run[0].first
     validation.validate_append_request(first)
-    contents = tuple(request.content for request in requests)
+    contents = tuple(append.content for append in run)
     return AppendMachine(first, contents, surroundings, claims, summed=summed, era=era)
-
-
-def _parameters(request: AppendRequest) -> AppendRequest:
-    """The request without its content; a new message, since one keeps the memory of what it was parsed from."""
-    first = AppendRequest(
-        journal=request.journal,
-        do_not_proxy=request.do_not_proxy,
-        offset=request.offset,
-        suspend=request.suspend,
-        min_etcd_revision=request.min_etcd_revision,
-    )
-    for name in ("header", "check_registers", "union_registers", "subtract_registers"):
-        if request.HasField(name):
-            getattr(first, name).CopyFrom(getattr(request, name))
-    return first
 
 
 Outcome: TypeAlias = "AppendMachine | AppendResult | asyncio.Task[AppendResult]"
@@ -153,7 +139,10 @@ class _Count:
 
 
 async def appends(
-    batches: AsyncIterator[AppendBatch], surroundings: Appending, claims: Claims, stopping: asyncio.Event
+    batches: AsyncIterator[AppendBatch | Wholes],
+    surroundings: Appending,
+    claims: Claims,
+    stopping: asyncio.Event,
 ) -> AsyncGenerator[AppendBatchResult, None]:
     """The answers to one stream of appends. Ends with it; or, when the broker is `stopping`, as soon as it is idle."""
     adopted: asyncio.Queue[Outcome | None] = asyncio.Queue(WINDOW)
@@ -208,7 +197,7 @@ async def _end_idle(
 
 
 async def _adopt(
-    batches: AsyncIterator[AppendBatch],
+    batches: AsyncIterator[AppendBatch | Wholes],
     surroundings: Appending,
     claims: Claims,
     adopted: asyncio.Queue[Outcome | None],
@@ -218,10 +207,11 @@ async def _adopt(
     refused: dict[str, AppendResult] = {}
     eras: dict[str, int | None] = {}
     try:
-        async for batch in batches:
+        async for message in batches:
+            batch = wholes.wholes(message)
             count.taken += len(batch.appends)
             for run in _runs(batch.appends):
-                journal = validation.split_meta(run[0].journal)[0]
+                journal = validation.split_meta(run[0].first.journal)[0]
                 while run:
                     if journal in refused and not batch.independent:
                         await adopted.put(refused[journal])
@@ -254,26 +244,27 @@ async def _adopt(
     await adopted.put(None)
 
 
-def _runs(requests: Sequence[AppendRequest]) -> Iterator[list[AppendRequest]]:
-    """The requests in order, neighbours that can be adopted together in one list."""
-    run: list[AppendRequest] = []
+def _runs(appends: Sequence[Whole]) -> Iterator[list[Whole]]:
+    """The appends in order, neighbours that can be adopted together in one list."""
+    run: list[Whole] = []
     extended = False
-    for request in requests:
-        plain = _is_plain(request)
-        if run and not (plain and extended and len(run) < MAX_RUN and _wants_the_same(run[0], request)):
+    for append in appends:
+        plain = bool(append.content) and _is_plain(append.first)
+        if run and not (
+            plain and extended and len(run) < MAX_RUN and _wants_the_same(run[0].first, append.first)
+        ):
             yield run
             run = []
-        run.append(request)
+        run.append(append)
         extended = plain
     if run:
         yield run
 
 
 def _is_plain(request: AppendRequest) -> bool:
-    """Whether an append adds content, and changes and expects nothing else that the next one would notice."""
+    """Whether an append changes and expects nothing besides its content that the next one would notice."""
     return bool(
-        request.content
-        and request.suspend in (RESUME, NO_RESUME)
+        request.suspend in (RESUME, NO_RESUME)
         and not request.offset
         and not request.min_etcd_revision
         and not request.HasField("union_registers")
@@ -299,16 +290,16 @@ def _require_few(refused: dict[str, AppendResult]) -> None:
 
 
 async def _adopted(
-    run: Sequence[AppendRequest], surroundings: Appending, claims: Claims, *, summed: bool, era: int | None
+    run: Sequence[Whole], surroundings: Appending, claims: Claims, *, summed: bool, era: int | None
 ) -> Outcome:
     """The machine that waits for its acknowledgement, of as many of the run as it has taken; or why the first of
     them was refused; or the first, on its way to another broker."""
     machine: AppendMachine | None = None
     try:
-        machine = whole(run, surroundings, claims, summed=summed, era=era)
+        machine = machine_of(run, surroundings, claims, summed=summed, era=era)
         await machine.run_to(State.READ_ACKNOWLEDGEMENTS)
         if machine.state is State.PROXY and surroundings.pass_on is not None:
-            passing = _passed_on(surroundings.pass_on(machine.header, run[0]))
+            passing = _passed_on(surroundings.pass_on(machine.header, run[0].request()))
             return asyncio.create_task(passing, name="append passed on")
         if machine.state is not State.READ_ACKNOWLEDGEMENTS:
             return AppendResult(response=response_of(machine))

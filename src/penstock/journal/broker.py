@@ -9,11 +9,11 @@ end. A fragment not yet in the store is found again at the next start.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 
 from penstock.base.errors import PenstockError
-from penstock.journal import batches, chunks, listing, maintenance, read, replicate, validation
+from penstock.journal import batches, chunks, heads, listing, maintenance, read, replicate, validation
 from penstock.journal.append import AppendMachine
 from penstock.journal.appending import StoppedServingError
 from penstock.journal.chunks import Content
@@ -38,6 +38,9 @@ from penstock.journal.protocol import (
     FragmentsResponse,
     FragmentStoreHealthRequest,
     FragmentStoreHealthResponse,
+    Head,
+    HeadsRequest,
+    HeadsResponse,
     ListRequest,
     ListResponse,
     LocateRequest,
@@ -55,6 +58,7 @@ from penstock.journal.protocol import (
 from penstock.journal.replica import Replica
 from penstock.journal.resolver import Resolution
 from penstock.journal.tokens import ValidationError
+from penstock.journal.wholes import Wholes
 
 __all__ = ["EMBEDDED", "MAX_REPLICATION", "PULSE_INTERVAL", "STABLE_PULSES", "Broker", "BrokerOptions"]
 
@@ -146,7 +150,7 @@ class Broker(Hosting):
         )
 
     def appends(
-        self, requests: AsyncIterator[AppendBatch], claims: Claims
+        self, requests: AsyncIterator[AppendBatch | Wholes], claims: Claims
     ) -> AsyncIterator[AppendBatchResult]:
         return batches.appends(requests, self._appending, claims, self._waits_ended)
 
@@ -193,6 +197,21 @@ class Broker(Hosting):
         if resolution.status != Status.OK:
             return LocateResponse(status=resolution.status)
         return await listing.locate(request, served(resolution))
+
+    async def heads(self, request: HeadsRequest, claims: Claims) -> AsyncGenerator[HeadsResponse, None]:
+        validation.validate_list_selector(request.selector)
+        matching = self._heads.matching(request, claims)
+        for response in heads.messages(self._heads.known(matching.ours)):
+            yield response
+        if matching.theirs and not request.do_not_proxy:
+            for response in heads.messages(await self._heads_elsewhere(request, matching.theirs)):
+                yield response
+
+    async def _heads_elsewhere(
+        self, request: HeadsRequest, journals: Mapping[str, frozenset[str]]
+    ) -> Sequence[Head]:
+        """What the other primaries tell of their journals."""
+        return ()
 
     async def trim(self, request: TrimRequest, claims: Claims) -> TrimResponse:
         resolution = await self._maintained(request.journal, claims)

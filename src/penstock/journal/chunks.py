@@ -26,12 +26,12 @@ class Content:
 def encode(request: AppendRequest | Content) -> bytes:
     if isinstance(request, AppendRequest):
         return request.SerializeToString()
-    return b"".join((bytes((_TAG,)), _varint(len(request.content)), request.content))
+    return b"".join((bytes((_TAG,)), varint(len(request.content)), request.content))
 
 
 def decode(data: bytes) -> AppendRequest | Content:
     if len(data) >= _WORTH_IT and data[0] == _TAG:
-        length, at = _read_varint(data, 1)
+        length, at = read_varint(data, 1)
         if at + length == len(data):
             return Content(memoryview(data)[at:])
     return AppendRequest.FromString(data)
@@ -42,7 +42,8 @@ def whole(request: AppendRequest | Content) -> AppendRequest:
     return request if isinstance(request, AppendRequest) else AppendRequest(content=bytes(request.content))
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """A number as protobuf writes it."""
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)
@@ -51,10 +52,10 @@ def _varint(number: int) -> bytes:
     return bytes(encoded)
 
 
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """The number that begins at `at`, and where it ends; -1 if it is longer than any length of ours."""
     number = shift = 0
-    while shift < 35:
+    while shift < 35 and at < len(data):
         number |= (data[at] & 0x7F) << shift
         at += 1
         if data[at - 1] < 0x80:

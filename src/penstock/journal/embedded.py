@@ -2,7 +2,7 @@
 
 `EmbeddedBroker` owns the directory: it takes the lock, recovers, and serves the socket from a thread with an
 event loop of its own. `connect` is for commands: whoever owns the directory answers; if nobody does, this
-process owns it for the moment.
+process owns it for the moment. Programs with an event loop that stay have `journal.served`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -105,38 +105,6 @@ class EmbeddedBroker:
             await serve_socket(broker, self._ready.set, self._stop, self._grace)
         finally:
             await broker.close()
-
-
-@asynccontextmanager
-async def served(path: Path, *, disk: Disk | None = None) -> AsyncIterator[str]:
-    """The address of the data directory's broker; of one in this very event loop if nobody has the directory.
-
-    For programs that use asyncio themselves: gRPC does not like two event loops in one process.
-    """
-    directory = DataDir(path)
-    disk = disk or Disk()
-    try:
-        lock = Lock(directory, disk, 0.0)
-    except InUseError:
-        yield address(directory)
-        return
-    try:
-        broker = Broker(directory, directory.create(disk), disk)
-        ready, stop = asyncio.Event(), asyncio.Event()
-        serving = asyncio.create_task(serve_socket(broker, ready.set, stop))
-        try:
-            waiting = asyncio.create_task(ready.wait())
-            await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            if serving.done():
-                serving.result()
-            yield address(directory)
-        finally:
-            stop.set()
-            await serving
-            await broker.close()
-    finally:
-        lock.release()
 
 
 def address(directory: DataDir) -> str:

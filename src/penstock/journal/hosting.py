@@ -25,6 +25,7 @@ from penstock.journal.append import Appending
 from penstock.journal.claims import EVERYTHING
 from penstock.journal.datadir import DataDir, Version
 from penstock.journal.flow import FlowLimits
+from penstock.journal.heads import Heads
 from penstock.journal.keys import MemberId
 from penstock.journal.keyspace import LocalKeySpace
 from penstock.journal.localspool import Workshop
@@ -123,6 +124,7 @@ class Hosting:
             )
             self.topology: Topology = self._open_topology()
             self.resolver = Resolver(self._keyspace, self._identity(version), self._replica)
+            self._heads = Heads(self._keyspace, self.resolver, lambda journal: self._replicas.get(journal))
             self._appending = self._make_appending()
             for journal, spec in self.topology.journals():
                 self._converge(journal, spec)

@@ -75,7 +75,7 @@ async def list_journals(
 
 def _matching(request: ListRequest, claims: Claims, keyspace: KeySpace) -> Matched:
     selector, allowed = labels.for_list(request.selector), labels.for_list(claims.selector)
-    found = ((JournalSpec.FromString(entry.value), entry) for entry in _candidates(selector, keyspace))
+    found = ((JournalSpec.FromString(entry.value), entry) for _, entry in candidates(selector, keyspace))
     return [
         (spec, entry)
         for spec, entry in found
@@ -84,16 +84,16 @@ def _matching(request: ListRequest, claims: Claims, keyspace: KeySpace) -> Match
     ]
 
 
-def _candidates(selector: LabelSelector, keyspace: KeySpace) -> Iterator[Entry]:
-    """What may match: journals that are named are looked up, however many others there are."""
+def candidates(selector: LabelSelector, keyspace: KeySpace) -> Iterator[tuple[str, Entry]]:
+    """What may match, by name: journals that are named are looked up, however many others there are."""
     named = [label for label in selector.include.labels if label.name == "name"]
     if not named or any(label.prefix or not label.value for label in named):
-        yield from (entry for _, entry in keyspace.under(keys.ITEMS))
+        yield from ((key.removeprefix(keys.ITEMS), entry) for key, entry in keyspace.under(keys.ITEMS))
         return
     for name in sorted({label.value for label in named}):
         entry = keyspace.get(keys.item_key(name))
         if entry is not None:
-            yield entry
+            yield name, entry
 
 
 def _snapshot(matched: Matched, resolver: Resolver) -> list[ListResponse]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from penstock.journal import chunks
+from penstock.journal import chunks, wholes
 from penstock.journal.chunks import Content
 from penstock.journal.protocol import (
     JOURNAL_SERVICE,
@@ -26,6 +26,8 @@ from penstock.journal.protocol import (
     FragmentsResponse,
     FragmentStoreHealthRequest,
     FragmentStoreHealthResponse,
+    HeadsRequest,
+    HeadsResponse,
     ListRequest,
     ListResponse,
     LocateRequest,
@@ -39,6 +41,7 @@ from penstock.journal.protocol import (
     TrimRequest,
     TrimResponse,
 )
+from penstock.journal.wholes import Wholes
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -130,11 +133,11 @@ APPEND_WHOLE: Method[AppendRequest, AppendResponse] = Method(
     AppendResponse.SerializeToString,
     AppendResponse.FromString,
 )
-APPENDS: Method[AppendBatch, AppendBatchResult] = Method(
+APPENDS: Method[AppendBatch | Wholes, AppendBatchResult] = Method(
     LOCAL_SERVICE,
     "Appends",
-    AppendBatch.SerializeToString,
-    AppendBatch.FromString,
+    wholes.encode,
+    wholes.decode,
     AppendBatchResult.SerializeToString,
     AppendBatchResult.FromString,
 )
@@ -145,6 +148,14 @@ LOCATE: Method[LocateRequest, LocateResponse] = Method(
     LocateRequest.FromString,
     LocateResponse.SerializeToString,
     LocateResponse.FromString,
+)
+HEADS: Method[HeadsRequest, HeadsResponse] = Method(
+    LOCAL_SERVICE,
+    "Heads",
+    HeadsRequest.SerializeToString,
+    HeadsRequest.FromString,
+    HeadsResponse.SerializeToString,
+    HeadsResponse.FromString,
 )
 TRIM: Method[TrimRequest, TrimResponse] = Method(
     MAINTENANCE_SERVICE,

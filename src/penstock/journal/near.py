@@ -3,21 +3,27 @@
 Whoever runs a pipeline is the broker of its data directory, and writes most of what is in it. Such an append is handed
 to the broker's event loop as it is: it is not cut into messages, no socket copies it, and nobody asks for its sum. What
 it is checked against, when it counts and how it can fail is the same as over the socket.
+
+`NearAppends` is for other threads than the broker's, one append at a time; `NearCall` for the batching appender in the
+broker's own event loop, whose content is then written to disk from where the appender has it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import CancelledError
 
 from penstock.base.errors import PenstockError
 from penstock.journal.broker import Broker
+from penstock.journal.claims import EVERYTHING
 from penstock.journal.client import BrokerGoneError, TimedOutError
-from penstock.journal.protocol import AppendRequest, AppendResponse, Status
+from penstock.journal.protocol import AppendBatchResult, AppendRequest, AppendResponse, Status
+from penstock.journal.wholes import Wholes
 from penstock.journal.wire import leaves_doubt
 
 _APPEND = "Append"
+_APPENDS = "Appends"
 
 
 class NearAppends:
@@ -57,3 +63,54 @@ class NearAppends:
         finally:
             metrics.completed[_APPEND, outcome] += 1
         return response
+
+
+class NearCall:
+    """A stream of appends to a broker in this event loop. As over a socket, a task answers it until it is cancelled."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._sent: asyncio.Queue[Wholes] = asyncio.Queue()
+        self._answers: asyncio.Queue[AppendBatchResult | PenstockError | None] = asyncio.Queue()
+        self._serving = asyncio.create_task(self._serve(), name="near appends")
+
+    async def write(self, request: Wholes, /) -> None:
+        """Hand over a message; how much is under way is the appender's to bound."""
+        self._sent.put_nowait(request)
+
+    async def read(self) -> AppendBatchResult | None:
+        """The next answer; None at the end. Raises what the stream broke off with."""
+        answer = await self._answers.get()
+        if not isinstance(answer, AppendBatchResult):
+            self._answers.put_nowait(answer)
+        if isinstance(answer, PenstockError):
+            raise answer
+        return answer
+
+    def cancel(self) -> bool:
+        return self._serving.cancel()
+
+    async def _messages(self) -> AsyncIterator[Wholes]:
+        while True:
+            yield await self._sent.get()
+
+    async def _serve(self) -> None:
+        metrics = self._broker.metrics
+        metrics.started[_APPENDS] += 1
+        outcome = "<error>"
+        end: PenstockError | None = BrokerGoneError(
+            "the broker of this process broke off a stream of appends"
+        )
+        try:
+            async for answer in self._broker.appends(self._messages(), EVERYTHING):
+                self._answers.put_nowait(answer)
+            outcome, end = "ok", None
+        except (PenstockError, OSError) as error:
+            end = (
+                BrokerGoneError(f"the broker of this process does not answer ({error})")
+                if leaves_doubt(error)
+                else PenstockError(f"the broker refused: {error}")
+            )
+        finally:
+            metrics.completed[_APPENDS, outcome] += 1
+            self._answers.put_nowait(end)

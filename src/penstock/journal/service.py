@@ -24,6 +24,8 @@ from penstock.journal.protocol import (
     FragmentsResponse,
     FragmentStoreHealthRequest,
     FragmentStoreHealthResponse,
+    HeadsRequest,
+    HeadsResponse,
     ListRequest,
     ListResponse,
     LocateRequest,
@@ -37,6 +39,7 @@ from penstock.journal.protocol import (
     TrimRequest,
     TrimResponse,
 )
+from penstock.journal.wholes import Wholes
 
 
 class Service(Protocol):
@@ -69,10 +72,12 @@ class Service(Protocol):
     def append_whole(self, request: AppendRequest, claims: Claims) -> Awaitable[AppendResponse]: ...
 
     def appends(
-        self, batches: AsyncIterator[AppendBatch], claims: Claims
+        self, batches: AsyncIterator[AppendBatch | Wholes], claims: Claims
     ) -> AsyncIterator[AppendBatchResult]: ...
 
     def locate(self, request: LocateRequest, claims: Claims) -> Awaitable[LocateResponse]: ...
+
+    def heads(self, request: HeadsRequest, claims: Claims) -> AsyncIterator[HeadsResponse]: ...
 
     def trim(self, request: TrimRequest, claims: Claims) -> Awaitable[TrimResponse]: ...
 

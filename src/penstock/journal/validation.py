@@ -14,6 +14,7 @@ from penstock.journal.protocol import (
     ApplyRequest,
     FragmentsRequest,
     FragmentStoreHealthRequest,
+    LabelSelector,
     ListRequest,
     ReadRequest,
     ReplicateRequest,
@@ -58,6 +59,7 @@ __all__ = [
     "validate_label",
     "validate_label_set",
     "validate_list_request",
+    "validate_list_selector",
     "validate_process_id",
     "validate_process_spec",
     "validate_read_request",
@@ -112,13 +114,17 @@ def validate_append_request(request: AppendRequest, *, first: bool = True) -> No
         raise ValidationError(f"unknown value ({request.suspend})", field="Suspend")
 
 
-def validate_list_request(request: ListRequest) -> None:
+def validate_list_selector(selector: LabelSelector) -> None:
     with field("Selector"):
-        validate_selector(request.selector)
-        for side, labels in (("Include", request.selector.include), ("Exclude", request.selector.exclude)):
+        validate_selector(selector)
+        for side, labels in (("Include", selector.include), ("Exclude", selector.exclude)):
             for value in values_of(labels, "prefix"):
                 if not value.endswith("/"):
                     raise ValidationError(f"expected trailing '/' of label 'prefix' ({value})", field=side)
+
+
+def validate_list_request(request: ListRequest) -> None:
+    validate_list_selector(request.selector)
     if request.HasField("watch_resume"):
         with field("WatchResume"):
             validate_header(request.watch_resume)

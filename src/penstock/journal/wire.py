@@ -232,6 +232,12 @@ def _local(made: Registration, service: Service) -> dict[str, grpc.RpcMethodHand
         methods.LOCATE.name: grpc.unary_unary_rpc_method_handler(
             made.answer("Locate", Capability.READ, service.locate), *methods.LOCATE.for_servers
         ),
+        methods.HEADS.name: grpc.unary_stream_rpc_method_handler(
+            made.stream(
+                "Heads", Capability.LIST | Capability.READ, _plain(service.heads), ends_cleanly=False
+            ),
+            *methods.HEADS.for_servers,
+        ),
     }
 
 

@@ -112,9 +112,8 @@ class Extent(NamedTuple):
 
 def extent(client: Client, journal: str) -> Extent:
     """What there is to read. The begin of a journal of which nothing is left is its head."""
-    first = next(client.fragments(journal), None)
-    head = client.head(journal)
-    return Extent(first.spec.begin if first is not None else head, head)
+    begin = client.begin(journal)
+    return Extent(begin, client.head(journal))
 
 
 def read_whole(client: Client, journal: str, begin: int, end: int) -> bytes:

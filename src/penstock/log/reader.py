@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
+from typing import NamedTuple
 
 from penstock.base.errors import CorruptError, UsageError
 from penstock.journal.client import BytesGoneError, Client
@@ -27,7 +28,7 @@ from penstock.log.positions import (
 from penstock.log.record import Record
 from penstock.log.walking import walk
 
-__all__ = ["LogReader", "walk"]
+__all__ = ["LogReader", "Survey", "walk"]
 
 _PATIENCE = 100
 """Compactions that one look at the log may meet."""
@@ -49,6 +50,16 @@ def _going_on(read: Callable[[int], Iterator[Record]], first: int) -> Iterator[R
     yield from read(upcoming)
 
 
+class Survey(NamedTuple):
+    """A log at one moment."""
+
+    state: LogState
+    first: LogPoint
+    """As `LogReader.first`."""
+    size: int
+    """As `LogReader.size`."""
+
+
 class LogReader:
     """Reads a commit log. Uses the owner's cache when it is there and right, and walks the log when not."""
 
@@ -61,6 +72,10 @@ class LogReader:
     def state(self) -> LogState:
         """The fold over the whole log as it is now; `oldest` is the first message that can still be read."""
         return steadily(self._state)
+
+    def survey(self) -> Survey:
+        """The fold over the whole log, where it begins and how large it is: each as if asked for alone, for less."""
+        return steadily(self._survey)
 
     def records(self, begin: ByteOffset, end: ByteOffset) -> Iterator[tuple[int, Record]]:
         """The log's records in bytes [begin, end), both being record borders, with their byte offsets."""
@@ -148,14 +163,23 @@ class LogReader:
                 yield record
 
     def _state(self) -> LogState:
+        return self._folded(*self._both_parts())[0]
+
+    def _survey(self) -> Survey:
         generation, held = self._both_parts()
+        state, first = self._folded(generation, held)
+        return Survey(state, first or state.point, held.size + self.companion.size())
+
+    def _folded(self, generation: Generation | None, held: Extent) -> tuple[LogState, LogPoint | None]:
+        """The fold over both parts, and the first message of the log itself."""
         state = self._trusted_snapshot(held.head) or self._compacted_state(generation, held)
         for _ in walking.chunks(self.client, self.journal, state.byte, held.head, state.skim):
             pass
         state.byte = held.head
-        oldest = self._oldest_of(generation, self._first_message(held))
+        first = self._first_message(held)
+        oldest = self._oldest_of(generation, first)
         state.oldest = -1 if oldest is None else oldest
-        return state
+        return state, first
 
     def _both_parts(self) -> tuple[Generation | None, Extent]:
         """Companion and log as they fit together, a compaction between the two looks notwithstanding.

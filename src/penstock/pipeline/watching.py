@@ -4,18 +4,20 @@
 what has grown: the log is folded further, an offset log is read again if its sink has moved. So looking every second
 costs a few calls, however long the log is.
 
-The journals of the pipeline may be given with each look by somebody who has listed them anyway.
+The journals of the pipeline, and their write heads, may be given with each look by somebody who has asked for those of
+all pipelines anyway (`listed`, `heads`): then a look at one where nothing has moved costs no call at all.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from penstock.journal import labels
+from penstock.journal.client import NotOfferedError
 from penstock.log import deadletters, offsets
 from penstock.log.control import ControlState, RunMark
 from penstock.log.deadletters import DeadLetter
@@ -25,12 +27,13 @@ from penstock.log.journals import (
     SINK_LABEL,
     control_journal,
     dead_journal,
+    journal_labels,
     log_journal,
     offsets_journal,
 )
 from penstock.log.message import MODE_WORDS
 from penstock.log.positions import GRANULE, LogCache, LogPoint, LogState
-from penstock.log.reader import LogReader
+from penstock.log.reader import LogReader, Survey
 from penstock.pipeline import sinkstate
 from penstock.pipeline.live import running
 from penstock.pipeline.progress import NodeProgress, RunFile
@@ -46,6 +49,9 @@ _TRIM_SECONDS = 10
 T = TypeVar("T")
 
 
+_ALL = labels.parse_selector(f"{KIND_LABEL},{PIPELINE_LABEL}")
+
+
 class Journals(NamedTuple):
     """Which journals a pipeline has."""
 
@@ -54,11 +60,16 @@ class Journals(NamedTuple):
     control: bool
     dead: bool
 
+    def names(self, pipeline: str) -> list[str]:
+        """Those that a look at the pipeline looks into."""
+        names = [log_journal(pipeline), *(offsets_journal(pipeline, sink) for sink in self.sinks)]
+        return names + [control_journal(pipeline)] * self.control + [dead_journal(pipeline)] * self.dead
+
 
 def listed(directory: Directory) -> dict[str, Journals]:
     """The journals of all pipelines that have a log, by their names; one call."""
     found: dict[str, dict[str, list[str]]] = {}
-    for journal in directory.client.list(labels.parse_selector(f"{KIND_LABEL},{PIPELINE_LABEL}")):
+    for journal in directory.client.list(_ALL):
         values = {label.name: label.value for label in journal.spec.labels.labels}
         kinds = found.setdefault(values[PIPELINE_LABEL], {})
         kinds.setdefault(values[KIND_LABEL], []).append(values.get(SINK_LABEL, ""))
@@ -67,6 +78,14 @@ def listed(directory: Directory) -> dict[str, Journals]:
         for name, kinds in sorted(found.items())
         if "log" in kinds
     }
+
+
+def heads(directory: Directory) -> Mapping[str, int]:
+    """The write heads of the journals of all pipelines; one call. Of a broker that does not offer it none are known."""
+    try:
+        return directory.client.heads(_ALL)
+    except NotOfferedError:
+        return {}
 
 
 class Remembered:
@@ -93,14 +112,6 @@ class Remembered:
             self._points.append(state.point)
 
 
-@dataclass(frozen=True, slots=True)
-class _LogPart:
-    state: LogState
-    oldest: int
-    first: int
-    size: int
-
-
 class Watched:
     """One pipeline under observation. For one thread at a time."""
 
@@ -112,9 +123,17 @@ class Watched:
         """The dead letters as of the last look, without their content."""
         self._positions: Remembered | None = None
         self._known: dict[str, tuple[Hashable, object]] = {}
+        self._heads: Mapping[str, int] = {}
 
-    def look(self, directory: Directory, now: int, journals: Journals | None = None) -> PipelineStatus:
-        """How far the pipeline and each of its sinks are, at `now` (us)."""
+    def look(
+        self,
+        directory: Directory,
+        now: int,
+        journals: Journals | None = None,
+        heads: Mapping[str, int] | None = None,
+    ) -> PipelineStatus:
+        """How far the pipeline and each of its sinks are, at `now` (us). Of `heads` not all have to be known."""
+        self._heads = heads or {}
         journals = journals or listed(directory).get(self.pipeline) or Journals((), False, False)
         file = directory.run_file(self.pipeline)
         self._read_control(directory, journals)
@@ -127,7 +146,7 @@ class Watched:
             pipeline=self.pipeline,
             running=run is not None,
             pid=run.pid if run else None,
-            oldest=max(log.oldest, 0),
+            oldest=max(log.state.oldest, 0),
             next=log.state.next,
             log_bytes=log.size,
             namespaces={
@@ -136,7 +155,7 @@ class Watched:
             },
             sinks=sinks,
             run=run,
-            first=log.first,
+            first=log.first.offset,
             log_limit=file.progress.log_limit if file else None,
             readers=progress.readers if progress else None,
             holder=sinkstate.holder(sinks),
@@ -151,40 +170,41 @@ class Watched:
         """A reader of the log that knows what was seen of it."""
         journal = log_journal(self.pipeline)
         if self._positions is None:
+            journal_labels(directory.client, journal)  # refuses a log that a newer version wrote
             here = directory.directory
             self._positions = Remembered(LogCache(here.index, journal) if here is not None else None)
         return LogReader(directory.client, journal, self._positions)
 
     def _read_control(self, directory: Directory, journals: Journals) -> None:
         if journals.control:
-            head = directory.client.head(control_journal(self.pipeline))
+            head = self._head(directory, control_journal(self.pipeline))
             self.control = self._once("control", head, lambda: directory.control(self.pipeline).state())
 
     def _read_letters(self, directory: Directory, journals: Journals) -> None:
         if journals.dead:
-            head = directory.client.head(dead_journal(self.pipeline))
+            head = self._head(directory, dead_journal(self.pipeline))
             self.letters = self._once(
                 "dead", head, lambda: deadletters.outlines(directory.client, self.pipeline)
             )
 
-    def _read_log(self, directory: Directory, now: int) -> tuple[LogReader, _LogPart]:
+    def _read_log(self, directory: Directory, now: int) -> tuple[LogReader, Survey]:
         reader = self.reader(directory)
-        head = directory.client.head(reader.journal)
+        head = self._head(directory, reader.journal)
         key = (head, now // (_TRIM_SECONDS * 1_000_000))
         return reader, self._once("log", key, lambda: self._folded(reader))
 
-    def _folded(self, reader: LogReader) -> _LogPart:
-        state = reader.state()
+    def _folded(self, reader: LogReader) -> Survey:
+        survey = reader.survey()
         assert self._positions is not None
-        self._positions.keep(state)
-        return _LogPart(state, state.oldest, reader.first().offset, reader.size())
+        self._positions.keep(survey.state)
+        return survey
 
     def _sinks(
         self,
         directory: Directory,
         journals: Journals,
         reader: LogReader,
-        log: _LogPart,
+        log: Survey,
         file: RunFile | None,
         run: RunStatus | None,
         now: int,
@@ -195,7 +215,7 @@ class Watched:
         found = []
         for sink in journals.sinks:
             node = nodes.get(sink) if run else None
-            head = directory.client.head(offsets_journal(self.pipeline, sink))
+            head = self._head(directory, offsets_journal(self.pipeline, sink))
             load = partial(offsets.load, directory.client, self.pipeline, sink)
             held = self._once(f"offsets {sink}", head, load)
             watermark, end = held.commit.watermark, log.state.point
@@ -216,6 +236,10 @@ class Watched:
                 status = replace(status, error=stopped_by(file, sink, status.watermark) or status.error)
             found.append(status)
         return found
+
+    def _head(self, directory: Directory, journal: str) -> int:
+        known = self._heads.get(journal)
+        return directory.client.head(journal) if known is None else known
 
     def _once(self, name: str, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` gives, made again only if the key is another one."""

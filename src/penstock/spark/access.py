@@ -67,6 +67,9 @@ class TokenFile:
     def for_read(self, journal: str) -> str:
         return self._token()
 
+    def for_heads(self, selector: LabelSelector) -> str:
+        return self._token()
+
     def for_append(self, journal: str) -> str:
         return self._token()
 

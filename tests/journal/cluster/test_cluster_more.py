@@ -5,6 +5,7 @@ delay, an etcd with users, and signals. The longer ones are for the long runs.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import signal
 import threading
@@ -19,7 +20,10 @@ from tests.servers.proxy import Proxy
 
 from penstock.base.errors import PenstockError
 from penstock.cli import cli
+from penstock.journal.auth import ALLOW_MISSING, FixedToken, keys_from, sign
+from penstock.journal.claims import Capability, Claims
 from penstock.journal.client import AsyncClient, Client
+from penstock.journal.labels import parse_selector
 from penstock.journal.tls import ClientTls
 
 from ..authority import Authority, Pair
@@ -151,6 +155,32 @@ def test_brokers_speak_tls_to_etcd_to_each_other_and_to_clients_with_certificate
             ["cluster", "status", "--json", "--etcd", etcd.uri, *_shown(authority, client, "--etcd-", "--")],
         )
         assert json.loads(shown.output)["well"], shown.output
+
+
+def test_any_broker_tells_where_all_journals_end_as_their_primaries_know_it(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"{base64.b64encode(bytes(32)).decode()} {ALLOW_MISSING}")
+    keys.chmod(0o600)
+    names = [f"log/{number}" for number in range(9)]
+    with cluster(tmp_path / "cluster", "abc", options=["--auth-keys", f"@{keys}"]) as three:
+        for name in names:
+            three.create(name, replication=1)
+        with three["a"].client() as client:
+            ends = {name: client.append(name, bytes(number)).end for number, name in enumerate(names)}
+        primaries = {name: three.members(name)[0] for name in names}
+        assert set(primaries.values()) == set("abc")
+        limited = Claims(Capability.LIST | Capability.READ, parse_selector("name in (log/1, log/2, log/3)"))
+        token = sign(keys_from(f"@{keys}"), limited, now=time.time(), lifetime=60)
+        for broker in three.brokers.values():
+            with broker.client() as client:
+                assert client.heads() == ends
+                assert client.heads(parse_selector("name in (log/3, log/4)")) == {"log/3": 3, "log/4": 4}
+            with Client(broker.address, tokens=FixedToken(token)) as client:
+                assert client.heads() == {"log/1": 1, "log/2": 2, "log/3": 3}
+        three["c"].freeze()
+        with three["a"].client() as client:
+            assert client.heads() == {name: ends[name] for name in names if primaries[name] != "c"}
+        three["c"].thaw()
 
 
 def _shown(authority: Authority, pair: Pair, *prefixes: str) -> list[str]:

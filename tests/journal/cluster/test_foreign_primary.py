@@ -12,7 +12,17 @@ import pytest
 from penstock.journal.cluster import proxy
 from penstock.journal.cluster.peers import Peers
 from penstock.journal.labels import label_set
-from penstock.journal.protocol import AppendRequest, AppendResponse, Header, ProcessSpec, Status
+from penstock.journal.protocol import (
+    AppendRequest,
+    AppendResponse,
+    Head,
+    Header,
+    HeadsRequest,
+    HeadsResponse,
+    LabelSelector,
+    ProcessSpec,
+    Status,
+)
 
 from ..brokers import in_loop
 
@@ -90,3 +100,49 @@ def test_an_append_that_came_whole_is_streamed_to_it_and_its_answer_is_the_answe
         assert b"".join(piece.content for piece in pieces) == content
 
     in_loop(test)
+
+
+def test_where_its_journals_end_is_not_known_and_those_of_others_are() -> None:
+    """One that is known to be of another make is not asked; one that is not says that it does not know the call."""
+
+    async def test() -> None:
+        asked: list[HeadsRequest] = []
+        request = HeadsRequest(selector=LabelSelector(include=label_set({"kind": "log"})))
+        peers = Peers()
+        try:
+            async with primary([]) as header, teller(asked) as ours, teller([]) as foreign:
+                peers.foreign = {foreign}
+                known = {header.route.endpoints[0]: {"a/theirs"}, ours: {"a/ours"}, foreign: {"a/ours"}}
+                found = await proxy.heads(peers, request, known)
+        finally:
+            await peers.close()
+        assert found == [Head(journal="a/ours", write_head=7)]
+        assert asked == [HeadsRequest(selector=request.selector, do_not_proxy=True)]
+
+    in_loop(test)
+
+
+@asynccontextmanager
+async def teller(asked: list[HeadsRequest]) -> AsyncIterator[str]:
+    """A broker of ours that tells of two journals, be they asked for or not; its endpoint."""
+
+    async def heads(
+        request: HeadsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[HeadsResponse]:
+        asked.append(request)
+        yield HeadsResponse(heads=[Head(journal="a/ours", write_head=7)])
+        yield HeadsResponse(heads=[Head(journal="a/of-nobody-s-business", write_head=8)])
+
+    handler = grpc.unary_stream_rpc_method_handler(
+        heads, HeadsRequest.FromString, HeadsResponse.SerializeToString
+    )
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("penstock.Local", {"Heads": handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await server.stop(0)

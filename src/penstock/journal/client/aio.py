@@ -36,6 +36,7 @@ from penstock.journal.client.reader import Reader, ReadOptions
 from penstock.journal.client.routes import Line, Lines, RouteCache
 from penstock.journal.client.shared import NotTakenError, Sharing
 from penstock.journal.client.streamed import append_over
+from penstock.journal.client.stubs import AppendsCall
 from penstock.journal.protocol import (
     AppendRequest,
     AppendResponse,
@@ -44,6 +45,7 @@ from penstock.journal.protocol import (
     FragmentsRequest,
     FragmentsResponse,
     Header,
+    HeadsRequest,
     JournalSpec,
     LabelSelector,
     LabelSet,
@@ -85,8 +87,11 @@ class AsyncClient:
         tokens: Tokens | None = None,
         follow_routes: bool = False,
         zone: str = "",
+        near: Callable[[], AppendsCall | None] | None = None,
     ) -> None:
+        """`near` begins a stream of appends without a socket, while the broker is in this very event loop."""
         self.address = address
+        self.near = near
         self.follow_routes = follow_routes
         self.zone = zone
         self.tokens: Tokens = tokens or NoTokens()
@@ -244,6 +249,17 @@ class AsyncClient:
     async def head(self, journal: str) -> int:
         """The write head: the offset of the next byte to be committed."""
         return (await self.metadata(journal)).write_head
+
+    async def heads(self, selector: LabelSelector | None = None) -> dict[str, int]:
+        """The write heads of the journals that the selector matches, as `Client.heads`."""
+        request = HeadsRequest(selector=selector)
+        metadata = connection.bearer(self.tokens.for_heads(request.selector))
+
+        async def told(line: Line) -> dict[str, int]:
+            call = line.calls.heads(request, timeout=DEFAULT_TIMEOUT, metadata=metadata)
+            return answers.heads([response async for response in call])
+
+        return await self._home(told)
 
     async def wait(self, journal: str, beyond: int, timeout: float) -> int:
         """The write head, as soon as it is past `beyond`, or after `timeout` seconds as it is."""

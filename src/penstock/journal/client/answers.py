@@ -7,6 +7,7 @@ the one before.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from penstock.journal.protocol import (
     FragmentsResponse,
     FragmentStoreHealthResponse,
     Header,
+    HeadsResponse,
     LabelSet,
     ListResponse,
     LocateResponse,
@@ -104,6 +106,10 @@ def health(response: FragmentStoreHealthResponse) -> str:
         return response.store_health_error or "unhealthy, and the broker does not say why"
     require_ok("store health", response.status)
     return ""
+
+
+def heads(responses: Iterable[HeadsResponse]) -> dict[str, int]:
+    return {head.journal: head.write_head for response in responses for head in response.heads}
 
 
 def spans(journal: str, response: LocateResponse) -> list[Span]:

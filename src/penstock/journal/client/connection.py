@@ -58,6 +58,8 @@ class Tokens(Protocol):
 
     def for_read(self, journal: str) -> str | None: ...
 
+    def for_heads(self, selector: LabelSelector) -> str | None: ...
+
     def for_append(self, journal: str) -> str | None: ...
 
     def for_health(self) -> str | None: ...
@@ -75,6 +77,9 @@ class NoTokens:
         return None
 
     def for_read(self, journal: str) -> str | None:
+        return None
+
+    def for_heads(self, selector: LabelSelector) -> str | None:
         return None
 
     def for_append(self, journal: str) -> str | None:

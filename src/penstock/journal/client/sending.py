@@ -26,7 +26,9 @@ from penstock.journal.client.errors import (
 from penstock.journal.client.routes import Line, connected
 from penstock.journal.client.shared import ANSWER_TIMEOUT, LIFE, takes_batches
 from penstock.journal.client.streamed import stream_append
-from penstock.journal.protocol import AppendBatch, AppendBatchResult, AppendRequest, AppendResponse
+from penstock.journal.client.stubs import AppendsCall
+from penstock.journal.protocol import AppendBatchResult, AppendRequest, AppendResponse
+from penstock.journal.wholes import Whole, Wholes
 
 CONNECT_TIMEOUT = 10.0
 
@@ -35,8 +37,6 @@ MESSAGE = 512 << 10
 
 IDLE = 30.0
 """Seconds without anything to send after which the stream is ended."""
-
-Call = grpc.aio.StreamStreamCall[AppendBatch, AppendBatchResult]
 
 
 class BrokenError(Exception):
@@ -119,8 +119,7 @@ class Session:
             raise BrokenError(failure, doubtful=True) from None
 
     async def _pipelined(self, line: Line) -> None:
-        metadata = bearer(self._client.tokens.for_append(self._first.journal))
-        call = line.calls.appends(metadata=metadata)
+        call = self._call(line)
         tasks = [asyncio.create_task(self._send(line, call)), asyncio.create_task(self._receive(call))]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -133,7 +132,13 @@ class Session:
             if isinstance(outcome, Exception) and not isinstance(outcome, _IdleError):
                 raise outcome
 
-    async def _send(self, line: Line, call: Call) -> None:
+    def _call(self, line: Line) -> AppendsCall:
+        """A stream of appends; one without a socket if the broker is in this very event loop."""
+        if self._client.near is not None and (call := self._client.near()) is not None:
+            return call
+        return line.calls.appends(metadata=bearer(self._client.tokens.for_append(self._first.journal)))
+
+    async def _send(self, line: Line, call: AppendsCall) -> None:
         """Returns when the stream takes no more; why, is found by whoever receives."""
         while True:
             batch = await self._next()
@@ -149,20 +154,18 @@ class Session:
             except (asyncio.InvalidStateError, grpc.aio.UsageError, grpc.aio.AioRpcError):
                 return
 
-    async def _message(self, batch: Batch) -> AppendBatch:
+    async def _message(self, batch: Batch) -> Wholes:
         """A batch and those behind it, as far as one message is to carry them: fewer messages cost less."""
-        message = AppendBatch(unsummed=True)
+        appends: list[Whole] = []
         size = 0
         following: Batch | None = batch
         while following is not None:
-            request = message.appends.add()
-            request.CopyFrom(self._first)
-            request.content = await self._content(following)
+            appends.append(Whole(self._first, await self._content(following)))
             size += following.length
             following = self._batches.take_queued(MESSAGE - size)
-        return message
+        return Wholes(appends, unsummed=True)
 
-    async def _receive(self, call: Call) -> None:
+    async def _receive(self, call: AppendsCall) -> None:
         while True:
             await self._wait_for_flight()
             try:

@@ -29,6 +29,7 @@ from penstock.journal.protocol import (
     AppendResponse,
     AppendResult,
 )
+from penstock.journal.wholes import Wholes
 
 ANSWER_TIMEOUT = 60.0
 """Seconds without an answer to anything in flight after which a connection counts as lost."""
@@ -198,7 +199,9 @@ class SharedAppends:
         self._bytes += size
         return message
 
-    async def _receive(self, call: grpc.aio.StreamStreamCall[AppendBatch, AppendBatchResult]) -> None:
+    async def _receive(
+        self, call: grpc.aio.StreamStreamCall[AppendBatch | Wholes, AppendBatchResult]
+    ) -> None:
         try:
             while isinstance(answer := await call.read(), AppendBatchResult):
                 for result in answer.results:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+from typing import Protocol
+
 import grpc
 import grpc.aio
 
 from penstock.journal import methods
+from penstock.journal.wholes import Wholes
 
 
 class Stubs:
@@ -22,8 +26,21 @@ class Stubs:
         self.append_whole = channel.unary_unary(*methods.APPEND_WHOLE.for_channels)
         self.appends = channel.stream_stream(*methods.APPENDS.for_channels)
         self.locate = channel.unary_unary(*methods.LOCATE.for_channels)
+        self.heads = channel.unary_stream(*methods.HEADS.for_channels)
         self.trim = channel.unary_unary(*methods.TRIM.for_channels)
         self.roll = channel.unary_unary(*methods.ROLL.for_channels)
+
+
+class AppendsCall(Protocol):
+    """A stream of `penstock.Local/Appends`, as an appender uses it."""
+
+    def write(self, request: Wholes, /) -> Awaitable[None]: ...
+
+    def read(self) -> Awaitable[object]:
+        """The next AppendBatchResult; something else at the end of the stream."""
+        ...
+
+    def cancel(self) -> bool: ...
 
 
 class AsyncStubs:
@@ -40,5 +57,6 @@ class AsyncStubs:
         self.append_whole = channel.unary_unary(*methods.APPEND_WHOLE.for_channels)
         self.appends = channel.stream_stream(*methods.APPENDS.for_channels)
         self.locate = channel.unary_unary(*methods.LOCATE.for_channels)
+        self.heads = channel.unary_stream(*methods.HEADS.for_channels)
         self.trim = channel.unary_unary(*methods.TRIM.for_channels)
         self.roll = channel.unary_unary(*methods.ROLL.for_channels)

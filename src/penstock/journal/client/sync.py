@@ -32,6 +32,7 @@ from penstock.journal.protocol import (
     FragmentsRequest,
     FragmentsResponse,
     Header,
+    HeadsRequest,
     JournalSpec,
     LabelSelector,
     LabelSet,
@@ -192,6 +193,19 @@ class Client:
     def head(self, journal: str) -> int:
         """The write head: the offset of the next byte to be committed."""
         return self.metadata(journal).write_head
+
+    def heads(self, selector: LabelSelector | None = None) -> dict[str, int]:
+        """The write heads of the journals that the selector matches, by name; of as many as are known.
+
+        One call, however many they are, for which nothing is read. `head` of a journal that is missing may know, or
+        tell why not. `NotOfferedError` if the broker is not one of ours.
+        """
+        request = HeadsRequest(selector=selector)
+        authorized = _authorized(self.tokens.for_heads(request.selector))
+        with self._answers(
+            lambda calls: calls.heads(request, timeout=DEFAULT_TIMEOUT, **authorized)
+        ) as responses:
+            return answers.heads(responses)
 
     def begin(self, journal: str) -> int:
         """The offset of the first byte that is still there; where none is, of the next one to come."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from typing import ClassVar
 
@@ -45,7 +45,9 @@ from penstock.journal.protocol import (
     BrokerSpec,
     FragmentsRequest,
     FragmentsResponse,
+    Head,
     Header,
+    HeadsRequest,
     JournalSpec,
     ReadRequest,
     ReadResponse,
@@ -311,6 +313,11 @@ class ClusterBroker(Broker):
             return await proxy.list_fragments(self.peers, resolution.header, request)
         await self._reads.until_known(resolution.replica, None)
         return await super()._fragments_of(resolution, request)
+
+    async def _heads_elsewhere(
+        self, request: HeadsRequest, journals: Mapping[str, frozenset[str]]
+    ) -> Sequence[Head]:
+        return await proxy.heads(self.peers, request, journals)
 
     async def _append(
         self, first: AppendRequest, requests: AsyncIterator[AppendRequest | Content], claims: Claims

@@ -24,6 +24,8 @@ from penstock.journal.protocol import (
     AppendResponse,
     FragmentsRequest,
     FragmentsResponse,
+    HeadsRequest,
+    HeadsResponse,
     Label,
     LabelSelector,
     LabelSet,
@@ -40,6 +42,7 @@ from penstock.journal.tls import ClientTls
 ReplicateCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, ReplicateResponse]"
 AppendCall: TypeAlias = "grpc.aio.StreamUnaryCall[AppendRequest | Content, AppendResponse]"
 ReadCall: TypeAlias = "grpc.aio.UnaryStreamCall[ReadRequest, ReadResponse]"
+HeadsCall: TypeAlias = "grpc.aio.UnaryStreamCall[HeadsRequest, HeadsResponse]"
 
 TOKEN_LIFETIME = 24 * 3600.0
 """Of a token for a stream of replication, which ends with it."""
@@ -137,6 +140,14 @@ class Peers:
         metadata = self._authorized(Capability.READ, request.journal, _PROXIED_LIFETIME)
         return await call(request, metadata=metadata)
 
+    def heads(self, endpoint: str, request: HeadsRequest, timeout: float) -> HeadsCall:
+        path, write, read = methods.HEADS.for_channels
+        call = self._channel(endpoint).unary_stream(
+            path, request_serializer=write, response_deserializer=read
+        )
+        metadata = self._signed(Capability.LIST | Capability.READ, request.selector, _PROXIED_LIFETIME)
+        return call(request, metadata=metadata, timeout=timeout)
+
     async def retain(self, endpoints: Collection[str]) -> None:
         """Close the channels to brokers that are no longer there, once what these owe us has come."""
         gone = {self._channels.pop(known) for known in tuple(self._channels) if known not in endpoints}
@@ -163,8 +174,11 @@ class Peers:
         return channel
 
     def _authorized(self, capability: Capability, journal: str, lifetime: float) -> Metadata:
-        if self._keys is None:
-            return ()
         name = journal.partition(";")[0]
         selector = LabelSelector(include=LabelSet(labels=[Label(name="name", value=name)]))
+        return self._signed(capability, selector, lifetime)
+
+    def _signed(self, capability: Capability, selector: LabelSelector, lifetime: float) -> Metadata:
+        if self._keys is None:
+            return ()
         return bearer(sign(self._keys, Claims(capability, selector), now=self._now(), lifetime=lifetime))

@@ -7,8 +7,9 @@ did; what it answers is the answer. The peer's own errors are told as they are.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
@@ -24,15 +25,21 @@ from penstock.journal.protocol import (
     AppendResponse,
     FragmentsRequest,
     FragmentsResponse,
+    Head,
     Header,
+    HeadsRequest,
     RollRequest,
     RollResponse,
     TrimRequest,
     TrimResponse,
 )
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
+HEADS_PATIENCE = 1.0
+"""Seconds that another broker has to tell where its journals end."""
 _PIECE = 1 << 20
 
 
@@ -136,6 +143,38 @@ async def list_fragments(peers: Peers, header: Header, request: FragmentsRequest
     proxied.CopyFrom(request)
     proxied.header.CopyFrom(header)
     return await answered(endpoint, peers.list_fragments(endpoint, proxied))
+
+
+async def heads(peers: Peers, request: HeadsRequest, journals: Mapping[str, Collection[str]]) -> list[Head]:
+    """What primaries know of their journals, which are given by endpoint.
+
+    Of brokers that do not answer soon, and of another make's, nothing is known.
+    """
+    ours = [endpoint for endpoint in journals if endpoint not in peers.foreign]
+    told = await asyncio.gather(
+        *(_heads_at(peers, endpoint, request) for endpoint in ours), return_exceptions=True
+    )
+    found: list[Head] = []
+    for endpoint, answer in zip(ours, told, strict=True):
+        if isinstance(answer, ProxyError):
+            log.debug("where the journals of %s end is not known: %s", endpoint, answer)
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            found += [head for head in answer if head.journal in journals[endpoint]]
+    return found
+
+
+async def _heads_at(peers: Peers, endpoint: str, request: HeadsRequest) -> list[Head]:
+    call = peers.heads(endpoint, HeadsRequest(selector=request.selector, do_not_proxy=True), HEADS_PATIENCE)
+
+    async def told() -> list[Head]:
+        return [head async for response in call for head in response.heads]
+
+    try:
+        return await answered(endpoint, told())
+    finally:
+        call.cancel()
 
 
 def _with_header(request: AppendRequest, header: Header) -> AppendRequest:

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="type-arg"
 from penstock.journal.protocol import journal_pb2 as _journal_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -104,3 +105,25 @@ class Span(_message.Message):
     position: int
     compression_codec: _journal_pb2.CompressionCodec
     def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., path: _Optional[str] = ..., position: _Optional[int] = ..., compression_codec: _Optional[_Union[_journal_pb2.CompressionCodec, str]] = ...) -> None: ...
+
+class HeadsRequest(_message.Message):
+    __slots__ = ("selector", "do_not_proxy")
+    SELECTOR_FIELD_NUMBER: _ClassVar[int]
+    DO_NOT_PROXY_FIELD_NUMBER: _ClassVar[int]
+    selector: _journal_pb2.LabelSelector
+    do_not_proxy: bool
+    def __init__(self, selector: _Optional[_Union[_journal_pb2.LabelSelector, _Mapping]] = ..., do_not_proxy: bool = ...) -> None: ...
+
+class HeadsResponse(_message.Message):
+    __slots__ = ("heads",)
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    heads: _containers.RepeatedCompositeFieldContainer[Head]
+    def __init__(self, heads: _Optional[_Iterable[_Union[Head, _Mapping]]] = ...) -> None: ...
+
+class Head(_message.Message):
+    __slots__ = ("journal", "write_head")
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    WRITE_HEAD_FIELD_NUMBER: _ClassVar[int]
+    journal: str
+    write_head: int
+    def __init__(self, journal: _Optional[str] = ..., write_head: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,95 @@
+"""A program that stays has a broker for its data directory, whoever comes and goes beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from penstock.base.disk import Disk
+from penstock.journal.client import AsyncClient, BrokerGoneError
+from penstock.journal.datadir import DataDir, Lock
+from penstock.journal.embedded import EmbeddedBroker
+from penstock.journal.served import Served, served
+from penstock.log.commitlog import journal_spec
+
+from .brokers import JOURNAL
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from penstock.journal.embedded import EmbeddedBroker
+with EmbeddedBroker(Path(sys.argv[1])):
+    print("owned", flush=True)
+    time.sleep(600)
+"""
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(60):
+            await test()
+
+    asyncio.run(limited())
+
+
+async def took(here: Served) -> None:
+    while here.near() is None:  # noqa: ASYNC110 - another process brings it about
+        await asyncio.sleep(0.02)
+
+
+async def head(client: AsyncClient) -> int:
+    """Where the journal ends, once its broker is back."""
+    while True:
+        try:
+            return await client.head(JOURNAL)
+        except BrokerGoneError:
+            await asyncio.sleep(0.02)
+
+
+def test_the_directory_is_taken_when_a_command_that_had_it_for_a_moment_is_gone(tmp_path: Path) -> None:
+    async def test() -> None:
+        broker = await asyncio.to_thread(EmbeddedBroker, tmp_path)
+        async with served(tmp_path) as here, AsyncClient(here.address, near=here.near) as client:
+            assert here.near() is None
+            await client.create(journal_spec(JOURNAL, 8 << 20, {}))
+            await asyncio.to_thread(broker.stop)
+            await took(here)
+            assert await head(client) == 0
+
+    run(test)
+
+
+def test_the_directory_is_taken_over_from_an_owner_that_was_killed(tmp_path: Path) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "owned\n"
+
+        async def test() -> None:
+            async with served(tmp_path) as here, AsyncClient(here.address, near=here.near) as client:
+                await client.create(journal_spec(JOURNAL, 8 << 20, {}))
+                await client.append(JOURNAL, b"before")
+                owner.kill()
+                await took(here)
+                assert await head(client) == 6
+
+        run(test)
+    finally:
+        owner.kill()
+        owner.wait()
+
+
+def test_it_is_let_go_at_the_end_whether_it_was_had_or_waited_for(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with served(tmp_path) as first:
+            assert first.near() is not None
+            async with served(tmp_path) as second:
+                assert second.near() is None
+                assert second.address == first.address
+        assert first.near() is None
+
+    run(test)
+    Lock(DataDir(tmp_path), Disk()).release()
