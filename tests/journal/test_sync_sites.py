@@ -41,6 +41,7 @@ SINK = "connector/test_sink_durability.py::"
 CONNECTOR_SINK = SINK + "test_no_sync_of_the_sink_is_there_for_nothing"
 PARQUET_SINK = "connector/test_sink_stores.py::test_no_sync_of_the_parquet_sink_is_there_for_nothing"
 FOREACH = "spark/test_foreach.py::test_the_decision_is_durable_before_the_sink_is_told"
+SHOWN_FOLDER = "immortal/test_folder.py::test_a_folder_that_was_shown_survives_power_loss_with_a_file_in_it"
 
 PROOFS = {
     "adaptors/file/partition_local.py LocalTarget.bring make_dirs": DIRECTORY_SINK,
@@ -76,9 +77,8 @@ PROOFS = {
     + "test_a_log_that_is_written_anew_loses_nothing",
     "connector/sink/txnlog.py TransactionLog.append sync": CONNECTOR_SINK,
     "connector/sink/workers.py Workers.__init__ make_dirs": CONNECTOR_SINK,
-    "immortal/folder.py Folder._show make_dirs": (
-        "immortal/test_folder.py::test_a_folder_that_was_shown_survives_power_loss"
-    ),
+    "immortal/folder.py Folder._fill sync_dir": SHOWN_FOLDER,
+    "immortal/folder.py Folder._show make_dirs": SHOWN_FOLDER,
     "journal/hosting.py Hosting.__init__ make_dirs": (
         "journal/test_durability.py::test_the_folder_of_fragments_is_made_durable_before_a_spool_goes"
     ),
