@@ -190,6 +190,11 @@ def test_commands_without_spark_do_not_import_it(
     assert done.stderr.splitlines()[-1] == "False False", done.stderr
 
 
+def test_a_command_that_has_ended_looks_for_no_garbage(tmp_path: Path) -> None:
+    code = f"import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 1000)); {START}"
+    assert penstock_process("--version", cwd=tmp_path, code=code).stdout.splitlines()[-1] == "True"
+
+
 FAKE_RUNNER = f"""
 import sys, types
 from penstock.pipeline.progress import NodeProgress, Progress, SinkSummary, Summary

@@ -24,7 +24,7 @@ from pyspark import cloudpickle
 from penstock.adaptors.base import CopyTask
 from penstock.base import secrets
 from penstock.base.errors import AwayError, PenstockError, UsageError
-from penstock.log.packing import Packed, pack
+from penstock.log.packing import Packed, numbered, pack
 from penstock.spark import copying
 from penstock.spark.copying import WAITING, Done, ParallelCopier, RangeTask, Told
 from penstock.spark.sealed import private_file, seal
@@ -69,6 +69,15 @@ def texts(rows: Sequence[Packed]) -> list[bytes]:
 
 def numbers(found: Sequence[Sequence[Packed]]) -> list[int]:
     return [int(text.split(b'"range":')[1].split(b",")[0]) for rows in found for text in texts(rows)]
+
+
+def test_the_rows_of_a_chunk_are_those_that_were_read_and_can_be_numbered_where_they_are(
+    tmp_path: Path,
+) -> None:
+    copying.read_range(Range(3), tmp_path / "chunk").check()
+    read, found = list(Range(3).read()), list(copying.read_chunk(tmp_path / "chunk"))
+    assert texts(found) == texts(read)
+    assert all(numbered(rows, 0, 1000) is rows.content for rows in found)
 
 
 class TestInThreads:

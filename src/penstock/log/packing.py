@@ -87,7 +87,7 @@ def pack(
     joined = pc.binary_join_element_wise(*parts, nothing, null_handling="replace", null_replacement="")
     content = joined.buffers()[2]
     starts = np.cumsum(size + rec.PREFIX.size) - size - rec.PREFIX.size
-    return Packed(ns, content.to_pybytes() if content is not None else b"", starts)
+    return Packed(ns, bytearray(content) if content is not None else bytearray(), starts)
 
 
 def pack_lines(

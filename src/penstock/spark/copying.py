@@ -227,7 +227,9 @@ def read_chunk(chunk: Path) -> Iterator[Packed]:
         while head := file.read(_PART.size):
             name, content, starts = _PART.unpack(head)
             ns = file.read(name).decode()
-            yield Packed(ns, file.read(content), np.frombuffer(file.read(starts), np.int64))
+            records = bytearray(content)
+            file.readinto(records)
+            yield Packed(ns, records, np.frombuffer(file.read(starts), np.int64))
 
 
 def _awaited(future: Future[Done], stop: threading.Event) -> Done | None:

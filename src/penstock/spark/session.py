@@ -141,6 +141,9 @@ def stop(spark: SparkSession, *, patience: float = 30.0) -> None:
     deadline.daemon = True
     deadline.start()
     _disconnect(spark)
+    if running.recording is None:
+        # Spark has stopped. The JVM's own end would only remove what `_discard` does; a list of classes it would write.
+        running.jvm.kill()
     running.jvm.end(patience)
     deadline.cancel()
     if running.recording is not None and running.jvm.ended_well():

@@ -100,6 +100,25 @@ def _plain_types() -> Mapping[Kind | None, pa.DataType]:
 _read_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
+@lru_cache(maxsize=64)
+def _reading(schema: Schema, arrow: pa.Schema, *, strict: bool) -> tuple[list[Reader], Any]:
+    """The readers of the columns, and what reads many rows at once; None if the names of the fields do not allow it.
+
+    Made once for all batches of a namespace: to make them takes as long as to read a thousand rows.
+    """
+    kinds = {field.name: field.kind for field in schema.fields}
+    readers = [reader_of(field.type, kinds[field.name]) for field in arrow]
+    members = [
+        (f"f{i}", reader.optional, msgspec.field(default=None, name=field.name))
+        for i, (field, reader) in enumerate(zip(arrow, readers, strict=True))
+    ]
+    try:
+        row = msgspec.defstruct("Row", members, gc=False, forbid_unknown_fields=strict)
+    except ValueError:
+        return readers, None
+    return readers, msgspec.json.Decoder(row).decode_lines
+
+
 class _Rows:
     """Reads rows of one schema into columns."""
 
@@ -108,35 +127,19 @@ class _Rows:
         self._arrow = arrow
         self._unknown = unknown
         self._refused: dict[int, str] = {}
-        kinds = {field.name: field.kind for field in schema.fields}
-        self._readers = [reader_of(field.type, kinds[field.name]) for field in arrow]
-        self._decode_lines = self._decoder()
+        self._readers, self._decode_lines = _reading(schema, arrow, strict=unknown == "refuse")
 
     def read(self, texts: pa.Array) -> Columns:
         import pyarrow as pa
 
         self._refused = {}
-        pieces = self._range(texts, 0)
-        columns = [
-            pa.concat_arrays([piece[index] for piece in pieces]) if pieces else pa.array([], field.type)
-            for index, field in enumerate(self._arrow)
-        ]
+        pieces = self._range(texts, 0) or [[pa.array([], field.type) for field in self._arrow]]
+        columns = pieces[0]
+        if len(pieces) > 1:
+            columns = [pa.concat_arrays(parts) for parts in zip(*pieces, strict=True)]
         if not columns:
             return Columns(_without_columns(self._arrow, len(texts)), self._refused)
         return Columns(pa.RecordBatch.from_arrays(columns, schema=self._arrow), self._refused)
-
-    def _decoder(self) -> Any:
-        """Reads many rows at once; None if the names of the fields do not allow it."""
-        members = [
-            (f"f{i}", reader.optional, msgspec.field(default=None, name=field.name))
-            for i, (field, reader) in enumerate(zip(self._arrow, self._readers, strict=True))
-        ]
-        strict = self._unknown == "refuse"
-        try:
-            row = msgspec.defstruct("Row", members, gc=False, forbid_unknown_fields=strict)
-        except ValueError:
-            return None
-        return msgspec.json.Decoder(row).decode_lines
 
     def _range(self, texts: pa.Array, first: int) -> list[list[pa.Array]]:
         """The columns of some rows, piece by piece; `first` is the index of the first of them."""

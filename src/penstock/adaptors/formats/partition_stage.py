@@ -31,6 +31,9 @@ FileForm = Literal["jsonl", "parquet"]
 
 MOST_HELD = 64 * 1024 * 1024
 """Bytes of columns that a task holds before it writes them."""
+DICTIONARY = 256 * 1024
+"""Bytes of distinct values above which a column has no dictionary: to build a larger one, and then to do without it as
+keys do, takes longer than all the rest of the file."""
 MOST_OPEN = 64
 """Files that a task has open."""
 NOWHERE = "__HIVE_DEFAULT_PARTITION__"
@@ -165,10 +168,9 @@ class Files:
         import pyarrow.compute as pc
 
         given = batch
-        if self._layout.form == "parquet":
-            batch = batch.filter(
-                pc.not_equal(batch.column("op"), "command")
-            )  # what empties a table is no row
+        if self._layout.form == "parquet":  # what empties a table is no row
+            rows = pc.not_equal(batch.column("op"), "command")
+            batch = batch if pc.all(rows).as_py() is not False else batch.filter(rows)
         columns, refused, batch = self._columns(batch, schema)
         paths = self._paths(batch, columns)
         label = "" if schema is None else str(hash(columns.schema))
@@ -253,7 +255,9 @@ class Files:
         table = pa.Table.from_batches([_plain(batch, self._layout) for batch in rows])
         if file.writer is None:
             codec = "snappy" if self._layout.codec == "none" else self._layout.codec
-            file.writer = pq.ParquetWriter(file.path, table.schema, compression=codec)
+            file.writer = pq.ParquetWriter(
+                file.path, table.schema, compression=codec, dictionary_pagesize_limit=DICTIONARY
+            )
         file.writer.write_table(table)
 
     def _flush_lines(self, file: _Open, rows: Sequence[pa.RecordBatch]) -> None:

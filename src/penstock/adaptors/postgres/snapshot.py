@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.adaptors.base import CopyTask
+from penstock.adaptors.columns import textarrays as ta
 from penstock.adaptors.needs import need
 from penstock.adaptors.postgres.arrow import cursor
 from penstock.adaptors.postgres.connection import EXTRA, Connection, Server, quoted
@@ -59,9 +60,7 @@ class RangeTask(CopyTask):
             raise self.server.error(f"cannot copy {self.ns}", *_told(error)) from None
 
     def _packed(self, batch: Any) -> Packed:
-        import pyarrow as pa
-
-        printed = [column.cast(pa.large_binary()) for column in batch.columns]
+        printed = [ta.as_texts(column) for column in batch.columns]
         try:
             data = texts_of(self.names, self.types, printed, batch.num_rows)
             keys = None

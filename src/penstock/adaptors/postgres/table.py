@@ -17,7 +17,7 @@ from penstock.adaptors.columns import textarrays as ta
 from penstock.adaptors.columns.textarrays import Piece
 from penstock.adaptors.postgres.connection import Connection, literal, quoted
 from penstock.adaptors.postgres.types import Type, UnreadableError
-from penstock.log.schema import Field, Schema
+from penstock.log.schema import Field, Kind, Schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,8 +36,10 @@ class Column:
 
     @property
     def expression(self) -> str:
-        """SQL for the text of a value."""
+        """SQL for a value: its text, or a number that has the same digits."""
         name = quoted(self.name)
+        if self.type.kind is Kind.INT:  # the server writes text in several times the time that it takes here
+            return f"{name}::int8"
         if self.type == Type("bytea"):
             return f"translate(encode({name}, 'base64'), E'\\n', '')"
         if self.type.base == "money" and not self.type.array:
