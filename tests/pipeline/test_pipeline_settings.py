@@ -15,11 +15,7 @@ MIB = 1 << 20
 def test_the_defaults_are_those_of_the_design() -> None:
     settings = Pipeline("p").settings
     assert settings.segment_bytes == 1 << 30
-    assert (settings.batch_bytes, settings.batch_messages, settings.partitions) == (
-        128 * MIB,
-        1_000_000,
-        None,
-    )
+    assert (settings.batch_bytes, settings.batch_messages, settings.partitions) == (128 * MIB, 500_000, None)
     assert (settings.log_limit, settings.max_message_bytes) == (50 * 10**9, 16 * MIB)
     assert (settings.compaction_interval, settings.retain_bytes, settings.retain_age) == (3600.0, None, None)
     assert (settings.offset_interval, settings.stop_timeout, settings.strict) == (1.0, 30.0, False)

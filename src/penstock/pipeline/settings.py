@@ -57,7 +57,7 @@ class PipelineSettings:
 
     segment_bytes: int = _size("size at which a segment of the log is closed", GIB)
     batch_bytes: int = _size("most bytes of the log in one batch of a sink", 128 * MIB)
-    batch_messages: int = cast(int, setting("most messages in one batch of a sink", default=1_000_000))
+    batch_messages: int = cast(int, setting("most messages in one batch of a sink", default=500_000))
     partitions: int | None = cast(
         "int | None", setting("partitions of a large batch; one a core if not given", default=None)
     )
