@@ -99,7 +99,8 @@ class Engine:
         for module in self.pipeline.modules:
             cloudpickle.register_pickle_by_value(sys.modules[module])  # type: ignore[no-untyped-call]
         sealed = {f"spark.executorEnv.{name}": value for name, value in self.safe.variables().items()}
-        settings = lake.joined(_credentials(), sealed, *wanted(self.pipeline), self.settings)
+        asked = [*wanted(self.pipeline), self.settings]
+        settings = lake.joined(_credentials(), sealed, *asked)
         claim(self.scratch)
         spark = self.lent or session(
             app=f"penstock {self.pipeline.name}",
@@ -109,6 +110,7 @@ class Engine:
             settings=settings,
             scratch=self.scratch,
             short_lived=not works_in_jvm(self.pipeline),
+            plain=not any(asked),
         )
         if self.lent is None:
             leave_out_discovery(spark)

@@ -28,7 +28,7 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyspark
@@ -75,6 +75,7 @@ class _Running:
     jvm: Jvm
     places: Places
     recording: Archive | None
+    plain: bool = False
 
 
 _running: _Running | None = None
@@ -90,12 +91,14 @@ def session(
     settings: Mapping[str, str] | None = None,
     fast_start: bool = True,
     short_lived: bool = False,
+    plain: bool = False,
 ) -> SparkSession:
     """Start Spark. One session at a time in a process; `scratch` is this session's alone.
 
     `master` is `local[N,4]` if not given, with `cores` or all the process may use for N. `settings` come on
     top of Penstock's own. `fast_start` uses the start-up archive and has it built. `short_lived` compiles for
     a quick start instead of for peak speed: for commands that end within seconds, and where no rows pass the JVM.
+    `plain` says that nobody but Penstock has code or settings in it: then its JVM need not end in its own time.
     """
     global _running
     given = dict(settings or {})
@@ -113,7 +116,7 @@ def session(
     chosen["spark.driver.extraJavaOptions"] = f"{options} {added}".strip()
     archive = _archive(java, chosen) if fast_start and local else None
     with environment(_variables(local, java, places)):
-        _running = _launch(chosen, places, archive)
+        _running = replace(_launch(chosen, places, archive), plain=plain and "agent" not in others)
         try:
             return _connect(chosen)
         except BaseException as error:
@@ -141,9 +144,8 @@ def stop(spark: SparkSession, *, patience: float = 30.0) -> None:
     deadline.daemon = True
     deadline.start()
     _disconnect(spark)
-    if running.recording is None:
-        # Spark has stopped. The JVM's own end would only remove what `_discard` does; a list of classes it would write.
-        running.jvm.kill()
+    if running.plain and running.recording is None:
+        running.jvm.kill()  # Spark has stopped; what is left of the JVM's end is to remove what `_discard` removes
     running.jvm.end(patience)
     deadline.cancel()
     if running.recording is not None and running.jvm.ended_well():
