@@ -141,3 +141,19 @@ def test_a_stream_that_broke_off_says_so_to_whoever_reads_and_reads_again(tmp_pa
         assert (metrics.started["Appends"], metrics.completed["Appends", "<error>"]) == (1, 1)
 
     asyncio.run(go())
+
+
+def test_what_is_sent_to_a_broker_that_has_closed_is_refused(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with opened(tmp_path) as broker:
+            call = NearCall(broker)
+            await broker.close()
+            await call.write(Wholes([Whole(AppendRequest(journal=JOURNAL), b"late")]))
+            async with asyncio.timeout(10):
+                answer = await call.read()
+            assert isinstance(answer, AppendBatchResult)
+            statuses = [result.response.status for result in answer.results]
+            assert statuses == [Status.NO_JOURNAL_PRIMARY_BROKER]
+            call.cancel()
+
+    asyncio.run(go())

@@ -228,6 +228,7 @@ class Hosting:
         finally:
             self._replicas = replicas
             self._abandon()
+            self._replicas = {}  # a stream of appends without a socket may outlive us
 
     def end_waits(self) -> None:
         """Have reads, watches and streams of appends that wait for something end, so that nobody waits for them."""
