@@ -157,3 +157,16 @@ def test_what_is_sent_to_a_broker_that_has_closed_is_refused(tmp_path: Path) -> 
             call.cancel()
 
     asyncio.run(go())
+
+
+def test_a_client_that_is_closed_ends_the_streams_that_needed_no_line_as_well(tmp_path: Path) -> None:
+    async def test(client: AsyncClient, begun: list[AppendsCall]) -> None:
+        appender = await Appender(client, JOURNAL, outage_limit=0.5).__aenter__()
+        await appender.append(b"before")
+        await client.close()
+        with pytest.raises(AppenderFailedError):
+            await appender.append(b"after")
+        await appender.close()
+        assert len(begun) == 1
+
+    run(tmp_path / "d", test)

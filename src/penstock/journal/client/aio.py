@@ -22,6 +22,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias, TypeVar
+from weakref import WeakSet
 
 import grpc
 import grpc.aio
@@ -91,7 +92,8 @@ class AsyncClient:
     ) -> None:
         """`near` begins a stream of appends without a socket, while the broker is in this very event loop."""
         self.address = address
-        self.near = near
+        self._near = near
+        self._near_calls: WeakSet[AppendsCall] = WeakSet()
         self.follow_routes = follow_routes
         self.zone = zone
         self.tokens: Tokens = tokens or NoTokens()
@@ -410,6 +412,8 @@ class AsyncClient:
     async def close(self) -> None:
         """End everything; appends under way fail or are cancelled, and are in doubt."""
         self._closed = True
+        for call in list(self._near_calls):
+            call.cancel()
         await self._sharing.close()
         await self.lines.close()
 
@@ -428,6 +432,13 @@ class AsyncClient:
     def member_line(self, journal: str) -> Line:
         """Where reads of a journal go."""
         return self.lines.to(self.routes.member(journal, self.zone) if self.follow_routes else None)
+
+    def near_appends(self) -> AppendsCall | None:
+        """A stream of appends that needs no line; None if the broker is not in this event loop, or we are closed."""
+        call = self._near() if self._near is not None and not self._closed else None
+        if call is not None:
+            self._near_calls.add(call)
+        return call
 
     def observe(self, journal: str, header: Header) -> None:
         if self.follow_routes:

@@ -134,7 +134,8 @@ class Session:
 
     def _call(self, line: Line) -> AppendsCall:
         """A stream of appends; one without a socket if the broker is in this very event loop."""
-        if self._client.near is not None and (call := self._client.near()) is not None:
+        call = self._client.near_appends()
+        if call is not None:
             return call
         return line.calls.appends(metadata=bearer(self._client.tokens.for_append(self._first.journal)))
 
