@@ -169,7 +169,13 @@ def test_an_account_that_cannot_be_reached_costs_a_warning(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with storage() as there:
         pass
-    for connection, why in ((there.connection, "does not answer"), ("nonsense", "no account with a key")):
+    account = f"AccountKey={KEY};AccountName"
+    for connection, why in (
+        (there.connection, "does not answer"),
+        ("nonsense", "no account with a key"),
+        (f"{account}=a;BlobEndpoint=http://h:port", "no address"),
+        (f"{account}={'a' * 64}", "does not answer"),
+    ):
         monkeypatch.setenv(ambrosia_azure.VARIABLE, connection)
         register("RegisterInstance", "-i=node", "-rp=1", "-sp=2", f"-l={tmp_path}/logs/")
         out, err = capsys.readouterr()

@@ -74,6 +74,10 @@ class Account:
             said.get(f"{kind.capitalize()}Endpoint", f"{scheme}://{name}.{kind}.{suffix}").rstrip("/")
             for kind in ("blob", "table")
         )
+        try:
+            _ = urlsplit(blobs).port, urlsplit(tables).port
+        except ValueError as error:
+            raise UsageError(f"{VARIABLE} has an endpoint that is no address: {error}") from None
         return cls(name, key, blobs, tables)
 
     def _signed(self, scheme: str, text: str) -> dict[str, str]:
@@ -176,7 +180,7 @@ def _ask(endpoint: str, method: str, path: str, body: bytes, headers: Mapping[st
     try:
         connection.request(method, path, body, dict(headers))
         status = connection.getresponse().status
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:  # also of no host's name
         raise AzureError(f"{endpoint} does not answer: {error or type(error).__name__}") from None
     finally:
         connection.close()
