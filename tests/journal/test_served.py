@@ -6,8 +6,12 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
+import pytest
+
+import penstock.journal.served
 from penstock.base.disk import Disk
 from penstock.journal.client import AsyncClient, BrokerGoneError
 from penstock.journal.datadir import DataDir, Lock
@@ -49,20 +53,44 @@ async def head(client: AsyncClient) -> int:
             await asyncio.sleep(0.02)
 
 
-def test_the_directory_is_taken_when_a_command_that_had_it_for_a_moment_is_gone(tmp_path: Path) -> None:
+def test_a_command_that_has_the_directory_for_a_moment_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(penstock.journal.served, "PATIENCE", 60.0)
+
     async def test() -> None:
-        broker = await asyncio.to_thread(EmbeddedBroker, tmp_path)
-        async with served(tmp_path) as here, AsyncClient(here.address, near=here.near) as client:
-            assert here.near() is None
-            await client.create(journal_spec(JOURNAL, 8 << 20, {}))
-            await asyncio.to_thread(broker.stop)
-            await took(here)
-            assert await head(client) == 0
+        lock = Lock(DataDir(tmp_path), Disk())
+        asyncio.get_running_loop().call_later(0.3, lock.release)
+        async with served(tmp_path) as here:
+            assert here.near() is not None
 
     run(test)
 
 
-def test_the_directory_is_taken_over_from_an_owner_that_was_killed(tmp_path: Path) -> None:
+def test_an_owner_that_is_soon_back_finds_the_directory_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(penstock.journal.served, "PATIENCE", 0.0)
+
+    async def test() -> None:
+        broker = await asyncio.to_thread(EmbeddedBroker, tmp_path)
+        async with served(tmp_path) as here, AsyncClient(here.address, near=here.near) as client:
+            await client.create(journal_spec(JOURNAL, 8 << 20, {}))
+            await asyncio.to_thread(broker.stop)
+            await asyncio.sleep(0.5)
+            again = await asyncio.to_thread(partial(EmbeddedBroker, tmp_path, patience=0.0))
+            assert here.near() is None
+            assert await head(client) == 0
+            await asyncio.to_thread(again.stop)
+
+    run(test)
+
+
+def test_the_directory_is_taken_over_from_an_owner_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(penstock.journal.served, "PATIENCE", 0.0)
+    monkeypatch.setattr(penstock.journal.served, "ABSENCE", 0.5)
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         assert owner.stdout is not None

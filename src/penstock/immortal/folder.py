@@ -71,10 +71,11 @@ class Folder:
             names.update((f"serverchkpt{entry.number}", f"serverlog{entry.number}"))
         for path, names in wanted.items():
             self._disk.make_dirs(path)
+            was_empty = not any(path.iterdir())
             try:
                 self._fill(path, names)
             except OSError as error:
-                if not any(path.iterdir()):
+                if was_empty:
                     raise
                 _log.warning("the files in %s are not those of now: %s", path, error)
 

@@ -171,7 +171,8 @@ async def _first_connection(listening: Sequence[socket.socket]) -> socket.socket
 
 async def _connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     while True:
-        for host in (HOST, HOST6):
-            with contextlib.suppress(OSError):  # nobody listens yet, or there is no IPv6
-                return await asyncio.open_connection(host, port)
+        with contextlib.suppress(ConnectionRefusedError):  # nobody listens there yet
+            return await asyncio.open_connection(HOST, port)
+        with contextlib.suppress(OSError):  # or there is no IPv6
+            return await asyncio.open_connection(HOST6, port)
         await asyncio.sleep(_RETRY)

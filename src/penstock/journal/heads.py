@@ -22,7 +22,6 @@ CHUNK = 1000
 """Heads in one message."""
 _REMEMBERED = 8
 """Questions of which it is remembered what they match."""
-_O_WRONLY = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ class Heads:
 
 def _knows_its_end(replica: Replica) -> bool:
     """Not before its stores have been listed, and all replicas have agreed; and what nobody may read has none."""
-    return replica.listed and replica.local.in_sync and not replica.closed and replica.spec.flags != _O_WRONLY
+    return replica.listed and replica.local.in_sync and not replica.closed and not replica.is_write_only
 
 
 class _Question:

@@ -32,7 +32,6 @@ from penstock.journal.spoolfile import CONTENT_AT
 
 CHUNK = 25
 PAGE = 1000
-_O_WRONLY = 2
 
 Matched = list[tuple[JournalSpec, Entry]]
 Fault = Callable[[str], str | None]
@@ -140,7 +139,7 @@ async def list_fragments(
     request: FragmentsRequest, replica: Replica, header: Header, threads: Executor
 ) -> FragmentsResponse:
     """A page of a journal's fragments, the one being written included."""
-    if replica.spec.flags == _O_WRONLY:
+    if replica.is_write_only:
         return FragmentsResponse(status=Status.NOT_ALLOWED, header=header)
     await replica.until_listed_once()
     response = FragmentsResponse(header=header)

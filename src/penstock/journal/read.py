@@ -31,14 +31,13 @@ JUMP_AGE = 6 * 3600
 _SMALL = 1 << 16
 _MOMENT = 0.001
 _URL_LIFE = timedelta(minutes=1)
-_O_WRONLY = 2
 
 
 async def read(
     request: ReadRequest, replica: Replica, header: Header, threads: Executor, chunk: int = CHUNK
 ) -> AsyncGenerator[ReadResponse, None]:
     """The answer to one Read of a journal that resolved to us."""
-    if replica.spec.flags == _O_WRONLY:
+    if replica.is_write_only:
         yield ReadResponse(status=Status.NOT_ALLOWED, header=header)
         return
     await replica.until_listed_once()

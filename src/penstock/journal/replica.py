@@ -29,6 +29,8 @@ __all__ = ["Guest", "InSpool", "InStore", "Place", "Replica", "StoreHealth", "St
 GAP_PATIENCE = 120.0
 """Seconds for which what others close when we come may take to get into the store; then it counts as not there."""
 _PARK_AFTER = 30.0
+_O_WRONLY = 2
+"""Of the flags of a spec."""
 
 
 def _nothing() -> None:
@@ -96,6 +98,10 @@ class Replica(Stored):
     def write_head(self) -> int:
         """One past the last committed byte."""
         return max(self.local.committed_end, self.index.end)
+
+    @property
+    def is_write_only(self) -> bool:
+        return self.spec.flags == _O_WRONLY
 
     @property
     def is_about_to_show(self) -> bool:

@@ -1,15 +1,17 @@
 """The broker of a data directory, for a program with an event loop that stays.
 
 Whoever owns the directory answers on its socket. If nobody does, this program takes it, with a broker in its own event
-loop (gRPC does not like two of them in one process); later as well, when the owner of before has gone: a command that
-looked in for a moment, a run that has ended, another worker that was killed. The socket has the same address all the
-while, so clients see their broker come back, and nothing else.
+loop (gRPC does not like two of them in one process). A command that has it for a moment is waited for. An owner that
+stays is left to it; when it has gone (a run that ended, another worker that was killed) and is not back after a while,
+the directory is taken over. The socket has the same address all the while, so clients see their broker come back, and
+nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -24,7 +26,11 @@ from penstock.journal.server import serve_socket
 
 log = logging.getLogger(__name__)
 
-_POLL = 0.2
+PATIENCE = 2.0
+"""Seconds that whoever has the directory at the start may take to be gone: longer than a command has it."""
+ABSENCE = 15.0
+"""Seconds without an owner after which none is expected back: a run that is started anew finds the directory free."""
+_POLL = 0.1
 _PAUSE = 5.0
 """Seconds until a directory that could not be opened is tried again."""
 
@@ -43,21 +49,32 @@ class Served:
         """A stream of appends without a socket; None while somebody else owns the directory."""
         return NearCall(self._broker) if self._broker is not None else None
 
-    async def take(self) -> None:
-        """Own the directory, unless somebody does."""
-        with suppress(InUseError):
-            owned = _owned(self._directory, self._disk)
-            self._broker = await self._owning.enter_async_context(owned)
+    async def begin(self) -> None:
+        """Own the directory, unless somebody has it and keeps it."""
+        deadline = time.monotonic() + PATIENCE
+        while not await self._take() and time.monotonic() < deadline:  # noqa: ASYNC110 - a lock tells nobody
+            await asyncio.sleep(_POLL)
 
     async def follow(self) -> None:
-        """Take the directory as soon as nobody has it."""
+        """Take the directory when it has been nobody's for a while."""
+        seen = time.monotonic()
         while self._broker is None:
             await asyncio.sleep(_POLL)
+            if self._directory.owner() is not None:
+                seen = time.monotonic()
+            if time.monotonic() - seen < ABSENCE:
+                continue
             try:
-                await self.take()
+                await self._take()
             except (PenstockError, OSError) as error:
                 log.warning("%s has no owner, and cannot be opened: %s", self._directory.path, error)
                 await asyncio.sleep(_PAUSE)
+
+    async def _take(self) -> bool:
+        with suppress(InUseError):
+            owned = _owned(self._directory, self._disk)
+            self._broker = await self._owning.enter_async_context(owned)
+        return self._broker is not None
 
     async def release(self) -> None:
         self._broker = None
@@ -68,14 +85,16 @@ class Served:
 async def served(path: Path, *, disk: Disk | None = None) -> AsyncIterator[Served]:
     """The data directory's broker, whoever has it, for the time of the block."""
     here = Served(DataDir(path), disk or Disk())
-    await here.take()
+    await here.begin()
     following = asyncio.create_task(here.follow(), name="follow the directory's owner")
     try:
         yield here
     finally:
         following.cancel()
-        await asyncio.wait({following})
-        await here.release()
+        try:
+            await asyncio.wait({following})
+        finally:
+            await here.release()
 
 
 @asynccontextmanager

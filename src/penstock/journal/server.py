@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import grpc.aio
 
 from penstock.base.disk import Disk
-from penstock.base.errors import UsageError
+from penstock.base.errors import PenstockError, UsageError
 from penstock.journal import wire
 from penstock.journal.auth import Authorizer, OpenAuthorizer
 from penstock.journal.broker import Broker, BrokerOptions
@@ -251,6 +251,8 @@ def _add_socket(server: grpc.aio.Server, directory: DataDir) -> Path:
     mask = os.umask(0o177)
     try:
         server.add_insecure_port(f"unix:{socket}")
+    except RuntimeError as error:
+        raise PenstockError(f"cannot listen on {socket}: {error}") from None
     finally:
         os.umask(mask)
     return socket
