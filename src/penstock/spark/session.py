@@ -28,7 +28,7 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyspark
@@ -75,7 +75,7 @@ class _Running:
     jvm: Jvm
     places: Places
     recording: Archive | None
-    plain: bool = False
+    plain: bool
 
 
 _running: _Running | None = None
@@ -116,7 +116,7 @@ def session(
     chosen["spark.driver.extraJavaOptions"] = f"{options} {added}".strip()
     archive = _archive(java, chosen) if fast_start and local else None
     with environment(_variables(local, java, places)):
-        _running = replace(_launch(chosen, places, archive), plain=plain and "agent" not in others)
+        _running = _launch(chosen, places, archive, plain and "agent" not in others)
         try:
             return _connect(chosen)
         except BaseException as error:
@@ -250,11 +250,11 @@ def _variables(local: bool, java: Java, places: Places) -> dict[str, str]:
     return variables
 
 
-def _launch(chosen: Mapping[str, str], places: Places, archive: Archive | None) -> _Running:
+def _launch(chosen: Mapping[str, str], places: Places, archive: Archive | None, plain: bool) -> _Running:
     """Start the JVM; one that does not come up with the archive is started again without."""
     command = {name: value for name, value in chosen.items() if _ON_COMMAND_LINE.fullmatch(name)}
     if archive is None:
-        return _Running(launch(command), places, recording=None)
+        return _Running(launch(command), places, None, plain)
     using = archive.usable()
     options = archive.options_to_use() if using else archive.options_to_record(places.class_list)
     command["spark.driver.extraJavaOptions"] += " " + joined(options)
@@ -262,18 +262,18 @@ def _launch(chosen: Mapping[str, str], places: Places, archive: Archive | None) 
     # in front in an order of our own, the part of the path that counts has each of them once.
     command["spark.driver.extraClassPath"] = archive.class_path
     if not using:
-        return _Running(launch(command), places, recording=archive)
+        return _Running(launch(command), places, archive, plain)
     try:
         jvm = launch(command)
     except JvmFailedError:
-        running = _launch(chosen, places, None)
+        running = _launch(chosen, places, None, plain)
         archive.refused()  # only now is it known to be the archive's fault
         return running
     if "sharing" in jvm.property("java.vm.info"):
         archive.accepted()
     else:
         archive.refused()
-    return _Running(jvm, places, recording=None)
+    return _Running(jvm, places, None, plain)
 
 
 def _connect(chosen: Mapping[str, str]) -> SparkSession:
