@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import quote
 
+import psutil
 import pytest
 from tests.servers.ports import free_port
 
@@ -40,7 +41,7 @@ class S3Server:
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(command, stdout=quiet, stderr=quiet, env={**os.environ, **environ})
         deadline = time.monotonic() + 60
-        while not self._accepts():
+        while not self._listens():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError("the S3 server did not start")
             time.sleep(0.02)
@@ -59,12 +60,14 @@ class S3Server:
             content: bytes = response.read()
         return content
 
-    def _accepts(self) -> bool:
+    def _listens(self) -> bool:
+        """Whether it is this very process that answers there: another test's server may have drawn the same port."""
+        assert self._process is not None
         try:
-            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-        except OSError:
+            there = psutil.Process(self._process.pid).net_connections("tcp4")
+        except psutil.Error:
             return False
-        return True
+        return any(one.status == psutil.CONN_LISTEN and one.laddr.port == self.port for one in there)
 
 
 @contextmanager
