@@ -123,8 +123,9 @@ def test_a_sink_is_mended_while_its_pipeline_runs(tmp_path: Path, visit: Visit) 
     assert [entry.action for entry in place.audit()] == ["ack", "resume"]
 
 
-def test_a_broker_that_is_killed_is_told_and_found_again(tmp_path: Path, visit: Visit) -> None:
-    port = free_port()
+def a_broker() -> tuple[tuple[str, ...], str]:
+    """How a broker is started beside others, and where it is then."""
+    port = str(free_port())
     serve = (
         "broker",
         "serve",
@@ -136,7 +137,11 @@ def test_a_broker_that_is_killed_is_told_and_found_again(tmp_path: Path, visit: 
         "off",
         "--json",
     )
-    place, address = Place(tmp_path), f"http://127.0.0.1:{port}"
+    return serve, f"http://127.0.0.1:{port}"
+
+
+def test_a_broker_that_is_killed_is_told_and_found_again(tmp_path: Path, visit: Visit) -> None:
+    place, (serve, address) = Place(tmp_path), a_broker()
 
     with started(*serve, cwd=tmp_path) as broker:
         said(broker, tmp_path / "out", '{"grpc"')

@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.servers.ports import free_port
 
 from penstock.console.lookout import Lookout, Subscriber
 from penstock.console.reaching import BrokerPlace
@@ -31,7 +30,7 @@ from penstock.pipeline.records import PipelineStatus
 from penstock.pipeline.watching import Watched
 
 from .places import Place, order
-from .test_live import said, started
+from .test_live import a_broker, said, started
 
 MANY = 20
 
@@ -248,20 +247,10 @@ class Events:
 
 
 def test_the_page_is_told_of_changes_among_many_that_rest_behind_a_broker(tmp_path: Path) -> None:
-    place, address = Place(tmp_path), f"http://127.0.0.1:{free_port()}"
-    serve = (
-        "broker",
-        "serve",
-        "--data-dir",
-        "data",
-        "--listen",
-        address.removeprefix("http://"),
-        "--http",
-        "off",
-    )
+    place, (serve, address) = Place(tmp_path), a_broker()
     names = [f"pipe{number:02}" for number in range(MANY)]
     (tmp_path / "console").mkdir()
-    with started(*serve, "--json", cwd=tmp_path) as broker:
+    with started(*serve, cwd=tmp_path) as broker:
         said(broker, tmp_path / "out", '{"grpc"')
         look = ("console", "--broker", address, "--listen", "127.0.0.1:0", "--json")
         with Client(address) as client, started(*look, cwd=tmp_path / "console") as server:
