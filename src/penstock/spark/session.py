@@ -98,7 +98,7 @@ def session(
     `master` is `local[N,4]` if not given, with `cores` or all the process may use for N. `settings` come on
     top of Penstock's own. `fast_start` uses the start-up archive and has it built. `short_lived` compiles for
     a quick start instead of for peak speed: for commands that end within seconds, and where no rows pass the JVM.
-    `plain` says that nobody but Penstock has code or settings in it: then its JVM need not end in its own time.
+    `plain` says that nobody but Penstock has code or settings in it: a local one's JVM need not end in its own time.
     """
     global _running
     given = dict(settings or {})
@@ -116,7 +116,7 @@ def session(
     chosen["spark.driver.extraJavaOptions"] = f"{options} {added}".strip()
     archive = _archive(java, chosen) if fast_start and local else None
     with environment(_variables(local, java, places)):
-        _running = _launch(chosen, places, archive, plain and "agent" not in others)
+        _running = _launch(chosen, places, archive, plain and local and "agent" not in others)
         try:
             return _connect(chosen)
         except BaseException as error:
@@ -143,9 +143,9 @@ def stop(spark: SparkSession, *, patience: float = 30.0) -> None:
     deadline = threading.Timer(patience, running.jvm.kill)
     deadline.daemon = True
     deadline.start()
-    _disconnect(spark)
     if running.plain and running.recording is None:
-        running.jvm.kill()  # Spark has stopped; what is left of the JVM's end is to remove what `_discard` removes
+        running.jvm.kill()  # all that its end in order would do, a second of it, is to remove what `_discard` removes
+    _disconnect(spark)
     running.jvm.end(patience)
     deadline.cancel()
     if running.recording is not None and running.jvm.ended_well():
