@@ -16,6 +16,7 @@ from uuid import UUID
 import msgspec
 
 from penstock.adaptors.columns import textarrays as ta
+from penstock.adaptors.columns.textcolumns import TextReader, text_reader_of
 from penstock.log.schema import Kind
 
 if TYPE_CHECKING:
@@ -55,14 +56,11 @@ class _Base64(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 _DOUBLE = _form("$numberDouble")
-_FORMS = {
-    Kind.DATE: _form("$localDate"),
-    Kind.TIME: _form("$localTime"),
-    Kind.TIMESTAMP: _form("$date"),
-    Kind.LOCAL_TIMESTAMP: _form("$localTimestamp"),
-    Kind.UUID: _form("$uuid"),
-    Kind.OBJECT_ID: _form("$oid"),
-}
+_NAMES = {
+    Kind.DATE: "$localDate", Kind.TIME: "$localTime", Kind.TIMESTAMP: "$date", Kind.LOCAL_TIMESTAMP: "$localTimestamp",
+    Kind.UUID: "$uuid", Kind.OBJECT_ID: "$oid",
+}  # fmt: skip
+_FORMS = {kind: _form(name) for kind, name in _NAMES.items()}
 _BINARY = _form("$binary", _Base64)
 _JSON_NUMBER = r"^-?[0-9][-+.0-9eE]*$"
 _NOT_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -93,6 +91,12 @@ def reader_of(arrow: pa.DataType, kind: Kind) -> Reader:
     if member is msgspec.Raw:
         return Reader(msgspec.Raw, lambda members: _array(list(map(_raw, members)), arrow))
     return Reader(member, lambda members: _array(members, arrow))
+
+
+def texts_reader_of(arrow: pa.DataType, kind: Kind) -> TextReader | None:
+    """How to read them as text, without a member for each; None where that is not known."""
+    form = (_NAMES[kind], _PARSERS.get(kind, _as_is)) if kind in _NAMES else None
+    return text_reader_of(arrow, kind, form)
 
 
 def nested(arrow: pa.DataType) -> Reader:

@@ -13,7 +13,8 @@ A field that a row does not have is null. A row that does not fit is *refused*, 
 than the schema says, a number that the column cannot hold exactly, a field that the schema does not know (unless such
 are to be ignored). Nothing is rounded or cut.
 
-Rows are read a batch at a time; only if one of them does not fit, halves of the batch are tried until it stands alone.
+Rows are read a batch at a time: as text if they are all alike (`alike`), which most are, else by msgspec. Only if one
+of them does not fit, halves of the batch are tried until it stands alone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from penstock.adaptors.columns import textarrays as ta
-from penstock.adaptors.columns.columnreaders import FIT_ERRORS, Reader, reader_of
+from penstock.adaptors.columns.alike import apart
+from penstock.adaptors.columns.columnreaders import FIT_ERRORS, Reader, reader_of, texts_reader_of
+from penstock.adaptors.columns.textcolumns import TextReader
 from penstock.log import values
 from penstock.log.schema import Field, Kind, Schema
 
@@ -119,6 +122,14 @@ def _reading(schema: Schema, arrow: pa.Schema, *, strict: bool) -> tuple[list[Re
     return readers, msgspec.json.Decoder(row).decode_lines
 
 
+@lru_cache(maxsize=64)
+def _as_texts(schema: Schema, arrow: pa.Schema) -> Mapping[str, TextReader]:
+    """How to read columns as text, of the fields that can be."""
+    kinds = {field.name: field.kind for field in schema.fields}
+    readers = {field.name: texts_reader_of(field.type, kinds[field.name]) for field in arrow}
+    return {name: reader for name, reader in readers.items() if reader is not None}
+
+
 class _Rows:
     """Reads rows of one schema into columns."""
 
@@ -128,6 +139,7 @@ class _Rows:
         self._unknown = unknown
         self._refused: dict[int, str] = {}
         self._readers, self._decode_lines = _reading(schema, arrow, strict=unknown == "refuse")
+        self._texts = _as_texts(schema, arrow)
 
     def read(self, texts: pa.Array) -> Columns:
         import pyarrow as pa
@@ -145,17 +157,36 @@ class _Rows:
         """The columns of some rows, piece by piece; `first` is the index of the first of them."""
         if not len(texts):
             return []
-        if self._decode_lines is not None:
+        for read in (self._alike, self._together) if len(texts) > 1 else ():
             try:
-                return [self._together(texts)]
+                found = read(texts)
             except FIT_ERRORS:
-                pass
+                continue
+            if found is not None:
+                return [found]
         if len(texts) == 1:
             return [self._alone(texts[0].as_py(), first)]
         half = len(texts) // 2
         return self._range(texts[:half], first) + self._range(texts[half:], first + half)
 
-    def _together(self, texts: pa.Array) -> list[pa.Array]:
+    def _alike(self, texts: pa.Array) -> list[pa.Array] | None:
+        """The columns of rows that have the same fields, all of them of kinds that can be read as text."""
+        import pyarrow as pa
+
+        readers = self._texts
+        taken = apart(texts, {name: reader.spelt for name, reader in readers.items()})
+        if taken is None or len(taken.odd):
+            return None
+        return [
+            readers[field.name].read(taken.columns[field.name].cast(pa.string()))
+            if field.name in taken.columns
+            else pa.nulls(len(texts), field.type)
+            for field in self._arrow
+        ]
+
+    def _together(self, texts: pa.Array) -> list[pa.Array] | None:
+        if self._decode_lines is None:
+            return None
         lines = ta.content_of(ta.joined([texts, b"\n"], len(texts)))
         if texts.null_count:
             raise ValueError("a row without data")

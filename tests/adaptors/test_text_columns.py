@@ -1,0 +1,134 @@
+"""Columns read as text from documents that are alike: the same as by reading each document, whatever is in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.adaptors.columns import rowcolumns
+from penstock.adaptors.columns.rowcolumns import Columns, columns_of
+from penstock.log.schema import Field, Kind, Schema
+
+VALUES: dict[Kind, list[str]] = {
+    Kind.INT: [
+        "0", "7", "-12", "-0", "007", "+1", "1.0", "1e3", "0x1F", "9223372036854775807", "9223372036854775808",
+        "-9223372036854775808", "-",
+    ],
+    Kind.FLOAT: [
+        "0", "1.5", "-2.5e-3", "1e308", "1e999", "1.", ".5", "NaN", "Infinity", '{"$numberDouble":"NaN"}', "-0.0",
+    ],
+    Kind.DECIMAL: [
+        "0", "1.50", "-3", "12345678901.99", "0.001", "1E2", "00", "--1", "1-1", '{"$numberDecimal":"NaN"}',
+    ],
+    Kind.BOOL: ["true", "false", "True", "1", "0", "t", "truefalse"],
+    Kind.STRING: ['"a"', '""', '"ä🙂"', '"a\\"b"', '"\\u0041"', '"a,b:{}"', "1", "true"],
+    Kind.TIMESTAMP: [
+        '{"$date":"2026-01-01T00:00:00Z"}', '{"$date":"2026-01-01T00:00:00.123456Z"}', '{"$date":"x"}', '{"$date":""}',
+        '{"$date":{"$numberLong":"1"}}', '"2026-01-01"', '{"$localDate":"2026-01-01"}',
+        '{"$date":"9999-12-31T00:00:00Z"}',
+    ],
+    Kind.DATE: ['{"$localDate":"2026-02-28"}', '{"$localDate":"2026-02-30"}', '{"$localDate":"1-1-1"}'],
+    Kind.TIME: ['{"$localTime":"12:34:56"}', '{"$localTime":"12:34:56.5"}', '{"$localTime":"24:00:00"}'],
+    Kind.UUID: ['{"$uuid":"01234567-89ab-cdef-0123-456789abcdef"}', '{"$uuid":"no"}'],
+    Kind.ANY: ["1", '{"a":[1]}', '"x"'],
+}  # fmt: skip
+"""How values may be written that somebody could take for one of this kind; those of usual documents are first."""
+
+NATIVE = {Kind.DECIMAL: "numeric(12,2)"}
+
+
+def schema_of(kinds: Sequence[Kind]) -> Schema:
+    return Schema(tuple(Field(f"f{i}", kind, True, NATIVE.get(kind, "")) for i, kind in enumerate(kinds)))
+
+
+def document(written: Sequence[str | None], names: Sequence[str] = ()) -> str:
+    names = names or [f"f{i}" for i in range(len(written))]
+    pairs = zip(names, written, strict=True)
+    return "{" + ",".join(f"{json.dumps(name)}:{value or 'null'}" for name, value in pairs) + "}"
+
+
+def texts(documents: list[str]) -> pa.Array:
+    return pa.array([one.encode() for one in documents], pa.large_binary())
+
+
+def same(documents: list[str], schema: Schema, **settings: Any) -> Columns:
+    """What both ways agree on."""
+    quick = columns_of(texts(documents), schema, **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rowcolumns._Rows, "_alike", lambda *_: None)
+        slow = columns_of(texts(documents), schema, **settings)
+    assert quick.refused == slow.refused
+    assert quick.batch.schema == slow.batch.schema
+    assert repr(quick.batch.to_pylist()) == repr(slow.batch.to_pylist())
+    return quick
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_each_way_of_writing_a_value_is_read_as_before(kind: Kind) -> None:
+    usual = VALUES[kind][0]
+    for value in [*VALUES[kind], None]:
+        same([document([usual]), document([value])], schema_of([kind]))
+        same([document([value])] * 3, schema_of([kind]))
+
+
+def value(kind: Kind) -> st.SearchStrategy[str | None]:
+    return st.sampled_from([*VALUES[kind][:2], None]) | st.sampled_from(VALUES[kind])
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[list[Kind], list[str]]:
+    kinds = draw(st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=4))
+    names = [f"f{i}" for i in range(len(kinds))]
+    if draw(st.booleans()):
+        names = draw(st.permutations(names))
+    rows = draw(st.lists(st.tuples(*(value(kinds[int(name[1:])]) for name in names)), min_size=1, max_size=6))
+    return kinds, [document(row, names) for row in rows]
+
+
+@given(batches(), st.sampled_from(["refuse", "ignore"]))
+def test_any_documents_are_read_as_before(given: tuple[list[Kind], list[str]], unknown: Any) -> None:
+    kinds, documents = given
+    same(documents, schema_of(kinds), unknown=unknown)
+
+
+def test_fields_that_no_row_has_are_null_and_unknown_ones_refused() -> None:
+    schema = schema_of([Kind.INT, Kind.STRING])
+    assert same(['{"f0":1}', '{"f0":2}'], schema).batch.to_pylist() == [
+        {"f0": 1, "f1": None}, {"f0": 2, "f1": None},
+    ]  # fmt: skip
+    found = same(['{"f0":1,"x":1}', '{"f0":2,"x":1}'], schema)
+    assert set(found.refused) == {0, 1}
+    assert same(['{"f0":1,"x":1}', '{"f0":2,"x":1}'], schema, unknown="ignore").batch.num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "arrow", "values"),
+    [
+        (Kind.INT, pa.int8(), ["1", "300"]),
+        (Kind.INT, pa.uint64(), ["1", str(2**64 - 1), "-1"]),
+        (Kind.INT, pa.float64(), ["1", "2"]),
+        (Kind.STRING, pa.dictionary(pa.int32(), pa.string()), ['"a"', '"b"', '"a"']),
+        (Kind.FLOAT, pa.float32(), ["1.5", "2.25"]),
+        (Kind.TIMESTAMP, pa.timestamp("s", "UTC"), VALUES[Kind.TIMESTAMP][:2]),
+        (Kind.DECIMAL, pa.large_string(), ["1.50", "2"]),
+    ],
+)
+def test_columns_of_other_types_hold_the_same(kind: Kind, arrow: pa.DataType, values: list[str]) -> None:
+    documents = [document([value]) for value in values]
+    same(documents, schema_of([kind]), arrow=pa.schema([pa.field("f0", arrow)]))
+
+
+def test_rows_of_a_table_are_read_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the tests above would compare a way with itself."""
+    monkeypatch.setattr(rowcolumns._Rows, "_together", lambda *_: pytest.fail("read one by one"))
+    kinds = [kind for kind in VALUES if kind is not Kind.ANY]
+    documents = [document([VALUES[kind][at] for kind in kinds]) for at in (0, 1)]
+    for odd in ('{"$localDate":"2026-02-30"}', '{"$uuid":"no"}'):
+        documents[1] = documents[1].replace(odd, "null")
+    assert not columns_of(texts(documents), schema_of(kinds)).refused
