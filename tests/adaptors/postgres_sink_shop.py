@@ -6,6 +6,7 @@ import msgspec
 import psycopg
 from tests.adaptors.postgres_target import PostgresTarget, Writer, sent
 
+from penstock.adaptors.base import Staged
 from penstock.log.message import Message, Op
 
 ORDERS = "CREATE TABLE orders (id int PRIMARY KEY, total numeric, note text DEFAULT 'none')"
@@ -36,6 +37,14 @@ class Shop:
         ) as connection:
             connection.execute("SET datestyle = ISO; SET timezone = UTC")
             return connection.execute(f"SELECT {what}").fetchall()
+
+    def staged(self, part: Staged) -> bool:
+        """Whether the staging tables of a part are there."""
+        names = [table["stage"] for table in msgspec.json.decode(part.part)]
+        wanted = ", ".join(f"to_regclass('{self.target.own_schema}.{name}')" for name in names)
+        ((*found,),) = self.rows(wanted)
+        assert len(set(map(bool, found))) == 1
+        return bool(found[0])
 
 
 def order(id: int, op: Op = Op.INSERT, /, **fields: object) -> Message:

@@ -193,12 +193,13 @@ class Writer:
         self.publisher = self.sink.publisher()
         self.at = self.publisher.open(SinkPosition("log", 0, 0))
 
-    def stage(self, *messages: Message, parts: int = 2) -> list[Staged]:
+    def stage(self, *messages: Message, parts: int = 2, ahead: int = 0) -> list[Staged]:
+        """A batch that begins where the last one ended, or so many messages behind that."""
         size = -(-len(messages) // parts)
         staged = []
         for begin in range(0, len(messages), max(size, 1)):
-            batch = batch_of(messages[begin : begin + size], self.end + begin)
-            stage = Stage(Path("/nowhere"), f"part{next(_numbers)}", 0)
+            batch = batch_of(messages[begin : begin + size], self.end + ahead + begin)
+            stage = Stage(Path("/nowhere"), f"part{next(_numbers)}", 0, begin=self.end + ahead)
             staged.append(self.sink.stager().stage(stage, iter([batch])))
         return staged
 

@@ -40,6 +40,36 @@ def child(id: int, parent: int, op: Op = Op.INSERT) -> Message:
     return sent("shop.child", f'{{"id":{id},"parent":{parent}}}', op)
 
 
+# Batches that overlap
+
+
+def test_what_is_staged_behind_a_batch_is_left_alone_when_that_is_published(shop: Shop) -> None:
+    shop.tables(ORDERS)
+    writer = shop.writer()
+    abandoned = writer.stage(order(1), parts=1)
+    one = writer.stage(order(1), parts=1)
+    two = writer.stage(order(2), parts=1, ahead=1)
+    assert writer.publisher.overlaps(one)
+    writer.publisher.publish(one, SinkPosition("log", 0, 1))
+    assert [shop.staged(part) for part in (*abandoned, *one, *two)] == [False, False, True]
+    writer.publisher.publish(two, SinkPosition("log", 0, 2))
+    assert shop.rows("id FROM orders ORDER BY id") == [(1,), (2,)]
+    assert not shop.staged(two[0])
+
+
+def test_a_new_publisher_drops_what_was_staged_for_any_batch(shop: Shop) -> None:
+    shop.tables(ORDERS)
+    writer = shop.writer()
+    parts = [*writer.stage(order(1), parts=1), *writer.stage(order(2), parts=1, ahead=1)]
+    writer.reopen()
+    assert [shop.staged(part) for part in parts] == [False, False]
+
+
+def test_rows_whose_table_is_to_change_are_waited_for(shop: Shop) -> None:
+    writer = shop.writer(create_tables=True)
+    assert not writer.publisher.overlaps(writer.stage(order(1, new="field")))
+
+
 # Order and constraints
 
 

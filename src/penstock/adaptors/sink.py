@@ -39,7 +39,8 @@ class Stage:
 
     `directory` is fresh for this batch of this run. `name` is unique to the task attempt. Messages with an
     offset below `skip_below` are already in the target: they count as delivered and are not staged. `plan` is what a
-    `Voting` publisher wants its tasks to know; `lane` is which of its sink's lanes the rows belong to.
+    `Voting` publisher wants its tasks to know; `lane` is which of its sink's lanes the rows belong to. `begin` is the
+    first message of the batch.
     """
 
     directory: Path
@@ -47,6 +48,7 @@ class Stage:
     skip_below: int
     plan: str = ""
     lane: int = 0
+    begin: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,13 @@ class Publisher(ABC):
         an exception the state is unknown; the runner calls `open` again before anything else. Success for a
         part of a bulk is no success: what the target did not take is a `RefusedError`, or an `AwayError`.
         """
+
+    def overlaps(self, parts: Sequence[Staged]) -> bool:
+        """Whether tasks may stage the next batch while `publish` has these parts, in a thread of its own.
+
+        Then `publish` must leave alone what has been staged with a later `Stage.begin`.
+        """
+        return False
 
     @abstractmethod
     def close(self) -> None:

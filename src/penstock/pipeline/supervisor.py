@@ -168,9 +168,15 @@ class SupervisedSink:
         if self.idle or self._halting is not None:
             return
         if self._query is not None and self._query.isActive:
-            self.state = self._how_it_runs(end)
-            return
+            if self._batches.failure is None or self._batches.busy:
+                self.state = self._how_it_runs(end)
+                return
+            _stop(
+                self._query
+            )  # a batch failed that was published beside it, and maybe no other comes to tell
         if self._query is not None:
+            if self._batches.busy:
+                return
             self._died()
         self.start(spark)
 

@@ -13,6 +13,9 @@ A crash between 5 and 6 publishes nothing twice: the target's own position says 
 recognised by its offsets, never by Spark's number for it. A batch of which nothing goes to the target is noted,
 and written by the next one that does, or within the interval of the offset log.
 
+While more waits in the log, the next batch is staged while this one goes through 5 and 6 (`overlap.py`), where the
+target lets that be; nothing of the next one is decided before.
+
 A target may refuse a batch as a whole, without saying for which message. The range is then noted in the offset
 log, and at the next start it is delivered one message at a time (`single.py`), each acknowledged before the next.
 """
@@ -26,8 +29,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,13 +45,14 @@ from penstock.log.message import ByteOffset, MessageOffset
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.positions import LogPoint
 from penstock.spark.options import SourceOptions
+from penstock.spark.overlap import Overlap
 from penstock.spark.reach import Reach
 from penstock.spark.sealed import Safe
 from penstock.spark.single import Delivered, advanced, now_us, refuse_older_target
 from penstock.spark.staging import AccountError, Staging
 from penstock.spark.tasks import SingleTask, Task
 from penstock.spark.transform import BURIED_AT_ONCE, REPORTED_REFUSALS, FrameStep, segments, summed
-from penstock.spark.work import Work, highest, last_told, refusals_of, told_by
+from penstock.spark.work import Spent, Work, highest, last_told, refusals_of, told_by
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -76,7 +79,7 @@ class BatchReport:
     seconds: float
     steps: Mapping[str, StepCount] = field(default_factory=dict)
     times: Mapping[str, float] = field(default_factory=dict)
-    """Where the seconds went: stage, dead letters, publish, offsets."""
+    """Where the seconds went: stage, wait for the batch before, dead letters, publish, offsets."""
 
 
 class BatchRunner:
@@ -129,8 +132,8 @@ class BatchRunner:
         self.buries = False
         """Whether refused messages become dead letters from the next batch on; if not, the first one ends its batch."""
         self._burying = False
-        self._times: dict[str, float] = {}
         self.failure: BaseException | None = None
+        self._overlap = Overlap(f"publish {sink_name}", self._failed)
 
     def tell_done(self, done: Callable[[BatchReport], None]) -> None:
         """Have `done` called with what each batch came to."""
@@ -142,6 +145,7 @@ class BatchRunner:
         A target that has less than was acknowledged, or more than the log has messages, belongs to another time
         of this pipeline: one of the two was brought back from a copy.
         """
+        self._overlap.forget()
         self.failure = None
         self._stopping = False
         self._open(log_end)
@@ -184,7 +188,7 @@ class BatchRunner:
     @property
     def busy(self) -> bool:
         """Whether a batch is under way."""
-        return self._busy.locked()
+        return self._busy.locked() or self._overlap.busy
 
     def ask_to_stop(self) -> None:
         """Let no further batch begin."""
@@ -193,9 +197,12 @@ class BatchRunner:
     def stop(self, patience: float) -> bool:
         """Let no further batch begin, and wait for the one under way; False if it takes too long."""
         self._stopping = True
+        deadline = time.monotonic() + max(patience, 0.0)
         if not self._busy.acquire(timeout=max(patience, 0.0)):
             return False
         try:
+            if not self._overlap.wait(max(deadline - time.monotonic(), 0.0)):
+                return False
             self.offsets.flush(now_us())
         finally:
             self._busy.release()
@@ -205,8 +212,9 @@ class BatchRunner:
         """Write what was noted, and keep the offset log small; unless a batch is under way, which is soon enough."""
         if self._busy.acquire(blocking=False):
             try:
-                self.offsets.flush(now_us())
-                self.offsets.compact(now_us())
+                if not self._overlap.busy:
+                    self.offsets.flush(now_us())
+                    self.offsets.compact(now_us())
             finally:
                 self._busy.release()
 
@@ -223,12 +231,14 @@ class BatchRunner:
     def claim_again(self) -> None:
         """Take the offset log back from an operator who has edited it while the sink stood still."""
         with self._busy:
+            self._overlap.wait()
             self.offsets = self._claim()
             self.at = LogPoint(MessageOffset(self.offsets.state.commit.watermark), ByteOffset(0))
 
     def mark(self, change: Callable[[Commit], Commit]) -> None:
         """Write a commit that moves no message, such as that the sink is detached."""
         with self._busy:
+            self._overlap.wait()
             self._committed(change(self.offsets.state.commit), {})
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -239,8 +249,13 @@ class BatchRunner:
             try:
                 self._run(frame, batch_id)
             except BaseException as error:
-                self.failure = error
+                self._overlap.wait()  # whoever sees the query end finds nothing under way
+                self._failed(error)
                 raise
+
+    def _failed(self, error: BaseException) -> None:
+        """The first failure is the one to tell: that of a batch is the end of those behind it."""
+        self.failure = self.failure or error
 
     def catch_up(self, frame: DataFrame, end: LogPoint) -> None:
         """Deliver messages that the query will not give: those that compaction has set apart."""
@@ -264,7 +279,8 @@ class BatchRunner:
 
     def _range(self, work: Work) -> None:
         begin, end = work.begin, work.end
-        stands = self.offsets.state.commit.watermark
+        handed_over = self._overlap.end
+        stands = self.offsets.state.commit.watermark if handed_over is None else handed_over
         if begin.offset != stands:
             raise AccountError(
                 f"sink '{self._name}': a batch begins with message {begin.offset}, the offset log stands at {stands}; "
@@ -273,6 +289,7 @@ class BatchRunner:
         self._burying = self.buries
         careful = self.offsets.state.commit.careful
         if begin.offset < careful:
+            self._overlap.settle()
             stop = min(end.offset, careful)
             self._singly(work.until(stop))
             work = work.behind(LogPoint(MessageOffset(stop), begin.byte))
@@ -280,11 +297,13 @@ class BatchRunner:
             self._in_bulk(work)
 
     def _in_bulk(self, work: Work) -> None:
-        started = time.monotonic()
-        self._times = {}
+        spent = Spent()
         begin = work.begin
         refused: Refusal | None = None
-        tasks = self._staged(work)
+        with spent.on("stage"):
+            tasks = self._staged(work)
+        with spent.on("wait"):
+            self._overlap.settle()
         while refusals := refusals_of(tasks):
             if not self._burying:
                 refused = refusals[0]
@@ -293,11 +312,26 @@ class BatchRunner:
                 work = work.burying(refusals, until=last_told(tasks))
                 if self._told_all(tasks, refusals):
                     break
-            tasks = self._staged(work) if work.end.offset > begin.offset else []
-        self._done(self._publish(tasks, work, started))
+            with spent.on("stage"):
+                tasks = self._staged(work) if work.end.offset > begin.offset else []
+        finish = functools.partial(self._finish, tasks, work, spent)
+        if refused is None and self._may_overlap(tasks, work):
+            self._overlap.begin(finish, work.end.offset)
+        else:
+            finish()
         self.at = work.end
         if refused is not None:
             raise refusal_error(self._name, refused)
+
+    def _finish(self, tasks: Sequence[Task], work: Work, spent: Spent) -> None:
+        self._done(self._publish(tasks, work, spent))
+
+    def _may_overlap(self, tasks: Sequence[Task], work: Work) -> bool:
+        """Whether the next batch may be staged while this one is published: if there is one, and nothing is odd."""
+        if work.dead or not work.ranges or self._publisher is None:
+            return False
+        parts = [task.staged for task in tasks]
+        return self._publisher.overlaps(parts) and self._planner.head() > work.end.byte
 
     def _told_all(self, tasks: Sequence[Task], refusals: Sequence[Refusal]) -> bool:
         """Whether what is staged holds nothing of a refused message.
@@ -311,16 +345,7 @@ class BatchRunner:
 
     def _staged(self, work: Work) -> list[Task]:
         """Steps 2 to 4."""
-        with self._timed("stage"):
-            return self._stages.stage(work, self._acked(), self._in_target, self._limit)
-
-    @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self._times[what] = self._times.get(what, 0.0) + time.monotonic() - began
+        return self._stages.stage(work, self._acked(), self._in_target, self._limit)
 
     @property
     def _limit(self) -> int:
@@ -329,23 +354,23 @@ class BatchRunner:
     def _acked(self) -> tuple[int, ...]:
         return self.offsets.state.commit.acked
 
-    def _publish(self, tasks: Sequence[Task], work: Work, started: float) -> BatchReport:
+    def _publish(self, tasks: Sequence[Task], work: Work, spent: Spent) -> BatchReport:
         """Steps 5 and 6."""
-        commit, namespaces, report = self._accounted(tasks, work, started)
+        commit, namespaces, report = self._accounted(tasks, work, spent)
         if report.delivered:
-            with self._timed("publish"):
+            with spent.on("publish"):
                 self._move([task.staged for task in tasks], commit)
         if report.delivered or report.dead:
-            with self._timed("offsets"):
+            with spent.on("offsets"):
                 self._committed(commit, namespaces)
         else:
             self.offsets.note(commit, namespaces)
-        for entry in self._staging.glob("*-*-*"):
+        for entry in self._staging.glob(f"{work.begin.offset}-*-*"):
             shutil.rmtree(entry, ignore_errors=True)
-        return dataclasses.replace(report, seconds=time.monotonic() - started, times=dict(self._times))
+        return dataclasses.replace(report, seconds=spent.seconds, times=dict(spent.times))
 
     def _accounted(
-        self, tasks: Sequence[Task], work: Work, started: float
+        self, tasks: Sequence[Task], work: Work, spent: Spent
     ) -> tuple[Commit, Mapping[str, int], BatchReport]:
         """What the batch comes to; its dead are buried."""
         before = self.offsets.state.commit
@@ -361,14 +386,13 @@ class BatchRunner:
                 f"[{begin.offset}, {end.offset}); a function made up offsets"
             )
         if dead:
-            with faults.step("bury"), self._timed("dead letters"):
+            with faults.step("bury"), spent.on("dead letters"):
                 self._bury(before.generation, dead)
         commit = advanced(before, end.offset, delivered=delivered, dropped=dropped, dead=len(dead), rows=rows)
         counts: dict[str, StepCount] = {}
         for task in tasks:
             counts = summed(counts, task.counts)
-        seconds = time.monotonic() - started
-        report = BatchReport(begin, end, delivered, dropped, len(dead), rows, seconds, counts)
+        report = BatchReport(begin, end, delivered, dropped, len(dead), rows, spent.seconds, counts)
         return commit, highest(parts), report
 
     def _move(self, parts: Sequence[Staged], commit: Commit) -> None:

@@ -8,7 +8,6 @@ vote to abort, or one refused message that stops a sink, holds for all.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from penstock.spark.ballot import decision, follow
 from penstock.spark.batch import BatchReport, refusal_error
 from penstock.spark.tasks import Task
 from penstock.spark.voting import VotingRunner
-from penstock.spark.work import Work, last_told, refusals_of
+from penstock.spark.work import Spent, Work, last_told, refusals_of
 
 if TYPE_CHECKING:
     from penstock.adaptors.base import Publisher, Stager
@@ -96,7 +95,7 @@ class GroupRunner(VotingRunner):
             member.keep_offsets()
 
     def _in_bulk(self, work: Work) -> None:
-        started = time.monotonic()
+        spent = Spent()
         shares = [_Share(member, _own(member, work)) for member in self.members]
         for share in shares:
             share.member._burying = share.member.buries = self.buries
@@ -121,7 +120,7 @@ class GroupRunner(VotingRunner):
             if cut <= work.begin.offset:
                 break
         if work.end.offset > work.begin.offset:
-            self._together(shares, work, started)
+            self._together(shares, work, spent)
         self.at = work.end
         if stopped is not None:
             raise refusal_error(stopped[0].name, stopped[1])
@@ -133,13 +132,11 @@ class GroupRunner(VotingRunner):
             share.tasks = share.member._staged(share.work) if wanted else ()
         return not any(refusals_of(share.tasks) for share in shares)
 
-    def _together(self, shares: Sequence[_Share], work: Work, started: float) -> None:
+    def _together(self, shares: Sequence[_Share], work: Work, spent: Spent) -> None:
         """One decision for all."""
         lanes = self._judged([(share.member, share.tasks) for share in shares], work)
         accounts = [
-            share.member._accounted(share.tasks, share.work, started)
-            if share.tasks
-            else _nothing(share, started)
+            share.member._accounted(share.tasks, share.work, spent) if share.tasks else _nothing(share, spent)
             for share in shares
         ]
         members: dict[str, Commit] = {}
@@ -156,7 +153,7 @@ class GroupRunner(VotingRunner):
             share.member._tell(own)
         for share, (_, _, report) in zip(shares, accounts, strict=True):
             share.member._done(report)
-        self._done(BatchReport(work.begin, work.end, 0, 0, 0, 0, time.monotonic() - started))
+        self._done(BatchReport(work.begin, work.end, 0, 0, 0, 0, spent.seconds))
 
     def _buried(self, refusal: Refusal) -> None:
         """A message that one of the targets does not vote for is dead for all of them, which is a decision, too."""
@@ -178,7 +175,7 @@ def _own(member: VotingRunner, work: Work) -> Work:
     return Work(own.frame, own.begin, own.end, own.given, {}, ranges)
 
 
-def _nothing(share: _Share, started: float) -> tuple[Commit, Mapping[str, int], BatchReport]:
+def _nothing(share: _Share, spent: Spent) -> tuple[Commit, Mapping[str, int], BatchReport]:
     commit = share.member.offsets.state.commit
     end = share.work.end
-    return commit, {}, BatchReport(end, end, 0, 0, 0, 0, time.monotonic() - started)
+    return commit, {}, BatchReport(end, end, 0, 0, 0, 0, spent.seconds)

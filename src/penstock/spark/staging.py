@@ -95,6 +95,7 @@ class Staging:
             leave_out if len(self._passes) == 1 else (),
             LogRead(self._options, work.ranges, begin, end, self._sink.lanes) if direct else None,
             plan,
+            begin,
         )
         if direct:
             count = self._sink.lanes or len(work.ranges)

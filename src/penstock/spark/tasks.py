@@ -111,10 +111,12 @@ class StageTask:
         leave_out: Sequence[int],
         reads: LogRead | None = None,
         plan: str = "",
+        begin: int = 0,
     ) -> None:
         """What it is given are rows; or, if it `reads` the log itself, the numbers of ranges."""
         self._segment = segment
         self._plan = plan
+        self._begin = begin
         self._reads = reads
         self._sealed = sealed
         self._directory = directory
@@ -132,7 +134,9 @@ class StageTask:
         name = f"{context.partitionId():05d}-{context.attemptNumber()}-{uuid.uuid4().hex[:8]}"
         tally = _Tally(self._limit)
         with discreet(), faults.step("stage"):
-            stage = Stage(self._directory, name, self._skip_below, self._plan, context.partitionId())
+            stage = Stage(
+                self._directory, name, self._skip_below, self._plan, context.partitionId(), self._begin
+            )
             staged = self._sealed.open().stager().stage(stage, self._rows(batches, tally))
         by_the_sink = [dataclasses.replace(refusal, node=self._sink) for refusal in staged.refused]
         refused = sorted([*by_the_sink, *tally.refused], key=lambda refusal: refusal.offset)

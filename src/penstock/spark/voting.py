@@ -28,7 +28,7 @@ from penstock.spark.ballot import ABORTS, Ballot, judged
 from penstock.spark.batch import BatchReport, BatchRunner, refusal_error
 from penstock.spark.single import advanced, now_us
 from penstock.spark.tasks import Task
-from penstock.spark.work import Work
+from penstock.spark.work import Spent, Work
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -80,10 +80,10 @@ class VotingRunner(BatchRunner):
             self.ballot.settle()
             raise
 
-    def _publish(self, tasks: Sequence[Task], work: Work, started: float) -> BatchReport:
+    def _publish(self, tasks: Sequence[Task], work: Work, spent: Spent) -> BatchReport:
         """Steps 5 to 7."""
         lanes = self._judged([(self, tasks)], work)[0]
-        commit, namespaces, report = self._accounted(tasks, work, started)
+        commit, namespaces, report = self._accounted(tasks, work, spent)
         self._decide(commit, namespaces, lanes, report)
         self.aborts = 0
         self._tell(lanes)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,26 @@ from penstock.spark.transform import Seen
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.datasource import InputPartition
+
+
+@dataclass(slots=True)
+class Spent:
+    """Where the time of a batch went; in seconds."""
+
+    started: float = field(default_factory=time.monotonic)
+    times: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    @contextmanager
+    def on(self, what: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.times[what] = self.times.get(what, 0.0) + time.monotonic() - began
 
 
 @dataclass(frozen=True, slots=True)

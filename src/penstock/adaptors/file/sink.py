@@ -220,6 +220,10 @@ class FilePublisher(Publisher):
         for staged in written:
             self._clear(Path(staged.part))
 
+    def overlaps(self, parts: Sequence[Staged]) -> bool:
+        """Unless the stager has to see the columns that a first batch has begun a CSV with."""
+        return self._writing.form != "csv" or bool(self._writing.columns)
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()

@@ -11,7 +11,8 @@ moves the sink's position, in one transaction:
 The position is a row of `positions`, in a schema of Penstock's own, under the name of pipeline and sink. A session
 holds the advisory lock of that name while it publishes; so a second publisher waits until the first one is gone for
 good, with whatever it had under way, and reads what it left. Staging tables of this name that are left behind are
-dropped when a publisher opens and behind each batch; those of other names are other sinks' and are not touched.
+dropped when a publisher opens and behind each batch, but for those of the next one, which may be staged meanwhile;
+those of other names are other sinks' and are not touched.
 """
 
 from __future__ import annotations
@@ -120,12 +121,7 @@ class PostgresPublisher(Publisher):
         connection, at = self._connection, self._at
         if connection is None or at is None:
             raise PenstockError("the target is not open")
-        staged = [
-            table
-            for part in parts
-            if part.part
-            for table in msgspec.json.decode(part.part, type=list[StagedTable])
-        ]
+        staged = _staged(parts)
         driver = need("psycopg", "postgres")
         for attempt in range(1, TRIES + 1):
             try:
@@ -139,7 +135,11 @@ class PostgresPublisher(Publisher):
         self._at = position
         if staged:
             with faults.step("postgres clear"), telling("cannot clear up behind a batch"):
-                self._clear(connection)
+                self._clear(connection, upto=max(self._options.begin_of(table.stage) for table in staged))
+
+    def overlaps(self, parts: Sequence[Staged]) -> bool:
+        """Rows that came as they are, since their table is to change, are waited for: the next ones fit it then."""
+        return not any(table.raw for table in _staged(parts))
 
     def close(self) -> None:
         connection, self._connection, self._at = self._connection, None, None
@@ -248,8 +248,11 @@ class PostgresPublisher(Publisher):
                 hint=f"somebody else has written {self._positions}; start again",
             )
 
-    def _clear(self, connection: psycopg.Connection[Any]) -> None:
-        """Drop staging tables of this sink that nobody needs; one that is in use by a late task waits for the next."""
+    def _clear(self, connection: psycopg.Connection[Any], upto: int | None = None) -> None:
+        """Drop staging tables of this sink that nobody needs; one that is in use by a late task waits for the next.
+
+        With `upto`, only those of batches that do not begin behind that message.
+        """
         driver = need("psycopg", "postgres")
         found = connection.execute(
             "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
@@ -257,12 +260,24 @@ class PostgresPublisher(Publisher):
             [self._options.own_schema, self._options.prefix],
         ).fetchall()
         for (name,) in found:
+            if upto is not None and self._options.begin_of(name) > upto:
+                continue
             try:
                 with connection.transaction():
                     connection.execute("SET LOCAL lock_timeout = '50ms'")
                     connection.execute(f"DROP TABLE IF EXISTS {quoted(self._options.own_schema, name)}")
             except driver.errors.LockNotAvailable:
                 log.info("the staging table %s is still in use", name)
+
+
+def _staged(parts: Sequence[Staged]) -> list[StagedTable]:
+    """The staging tables of these parts."""
+    return [
+        table
+        for part in parts
+        if part.part
+        for table in msgspec.json.decode(part.part, type=list[StagedTable])
+    ]
 
 
 def _must_be_table(target: Name, table: Table | None) -> None:

@@ -75,6 +75,16 @@ class Options:
         """What the names of this sink's staging tables begin with; no other sink's do."""
         return f"stage_{hashlib.sha256(self.name.encode()).hexdigest()[:12]}_"
 
+    def stage_name(self, stage: Stage) -> str:
+        """The name of a staging table of one attempt, which tells the batch that it is for; see `begin_of`."""
+        attempt = hashlib.sha256(f"{stage.directory}/{stage.name}".encode()).hexdigest()[:16]
+        return f"{self.prefix}{stage.begin:x}_{attempt}"
+
+    def begin_of(self, name: str) -> int:
+        """The first message of the batch that a staging table is for; 0 if its name does not say."""
+        begin, _, attempt = name.removeprefix(self.prefix).partition("_")
+        return int(begin, 16) if attempt else 0
+
     def target(self, ns: str) -> Name:
         return name_of(ns, self.schema, dict(self.schemas))
 
@@ -130,8 +140,7 @@ class _Staging:
         self.bytes = 0
         self._options = options
         self._schemas = schemas
-        attempt = hashlib.sha256(f"{stage.directory}/{stage.name}".encode()).hexdigest()[:16]
-        self._name = options.prefix + attempt
+        self._name = options.stage_name(stage)
         self._connection: psycopg.Connection[Any] | None = None
         self._copier = ThreadPoolExecutor(1, "penstock copy")
         self._under_way: Future[list[Refusal]] | None = None
