@@ -66,6 +66,34 @@ def test_soak_with_dead_letters_and_compaction_under_way(tmp_path: Path) -> None
     assert set(loop.hit()) >= set(TROUBLED_STEPS), f"not every step was hit with work in flight: {loop.hit()}"
 
 
+SLOW = """
+# A target that is slow to take a batch, so that the next one is staged meanwhile.
+import time
+from penstock.adaptors.file.sink import FilePublisher
+real_publish = FilePublisher.publish
+def publish(self, parts, position):
+    time.sleep(0.7)
+    real_publish(self, parts, position)
+FilePublisher.publish = publish
+from penstock.cli import main
+main()
+"""
+
+
+@pytest.mark.soak
+def test_soak_a_batch_is_published_and_the_next_one_staged_when_the_kill_comes(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    loop = Loop(tmp_path, 6_000, 6_000, (sys.executable, str(tmp_path / "slow.py")), pipeline=ONE_SINK)
+    for turn in range(3, 9):
+        done = loop.kill_at("stage", turn)
+        assert done.killed or done.exit_code == 0, loop.log_of()
+        verify(tmp_path, loop.count, complete=False, even=False)
+    both = [done for done in loop.rounds if done.killed and {"publish", "stage"} <= set(done.interrupted)]
+    assert both, f"no kill met both: {[dict(done.interrupted) for done in loop.rounds]}"
+    assert loop.finish().exit_code == 0, loop.log_of()
+    verify(tmp_path, loop.count, complete=True, even=False)
+
+
 PLANTED = """
 # The bug: the offset log moves before the sink has the rows.
 from penstock.adaptors.file.sink import FilePublisher
