@@ -14,6 +14,7 @@ from typing import Final
 
 from penstock.base.errors import PenstockError
 from penstock.connector import frames as fr
+from penstock.connector.columns import Columns
 from penstock.connector.frames import Frame
 from penstock.connector.framing import Splitter
 from penstock.connector.session import Connection, Session, Side
@@ -154,6 +155,9 @@ class Link:
         """
         session, limit = self.session, min(limit, self.longest_frame)
         session.credits.spend(len(records))
+        if isinstance(records, Columns):
+            await self._send_columns(stream, records, limit)
+            return
         parts: list[bytes] = []
         add, room, most = parts.append, _ONE_WRITE, limit - _REST
         for number, body, key, time in records:
@@ -177,6 +181,14 @@ class Link:
         session.last[stream] = records[-1][0]
         await self._write(b"".join(parts))
 
+    async def _send_columns(self, stream: int, columns: Columns, limit: int) -> None:
+        number = columns.too_large(limit)
+        if number is not None:
+            raise TooLargeError(number, limit, self.address)
+        for part in columns.parts(_ONE_WRITE):
+            self.session.last[stream] = part[-1].id
+            await self._write(part.encoded(stream))
+
     @property
     def is_open(self) -> bool:
         over = (Connection.ERROR, Connection.DISCONNECTED)
@@ -190,7 +202,7 @@ class Link:
             async with asyncio.timeout(2):
                 await self._writer.wait_closed()
 
-    async def _write(self, data: bytes) -> None:
+    async def _write(self, data: bytes | bytearray) -> None:
         try:
             self._writer.write(data)
             await self._writer.drain()

@@ -14,12 +14,13 @@
     Connector(["127.0.0.1:7110"], "numbers", [Numbers()], cookie=b"...").run()
 
 **Who calls what.** `seek` when the worker has accepted the stream, before the first `read`, and again after every lost
-connection. Then `read`, again and again. Both may be plain or `async`; a plain one that waits says `blocking = True`
-and runs in a thread, one call at a time: after a lost connection `seek` waits for a `read` that is still at it. `ack`
-waits for nothing, and may be called meanwhile. Ids of a stream only grow; the same record always has the same id.
-`seek` may land earlier than asked: what the log has already is dropped by its id. If it cannot reach the point it
-raises `CannotSeekError`, the worker is told why, and the connector ends. `ack(point)` says that everything up to that
-id is durable; what was read and not acknowledged may be asked for again.
+connection. Then `read`, again and again; one that has many records at once gives them as `Columns`, which cost a
+fraction. Both may be plain or `async`; a plain one that waits says `blocking = True` and runs in a thread, one call at
+a time: after a lost connection `seek` waits for a `read` that is still at it. `ack` waits for nothing, and may be
+called meanwhile. Ids of a stream only grow; the same record always has the same id. `seek` may land earlier than asked:
+what the log has already is dropped by its id. If it cannot reach the point it raises `CannotSeekError`, the worker is
+told why, and the connector ends. `ack(point)` says that everything up to that id is durable; what was read and not
+acknowledged may be asked for again.
 
 **What is promised.** Each record that `read` gave is in the journal once, in order, if `seek` and `read` keep to that.
 Lost connections are made again, at the other addresses as well, later each time; a worker may move the connector to
@@ -40,6 +41,7 @@ from typing import TypeVar, cast
 from penstock.base import faults
 from penstock.base.errors import PenstockError, UsageError
 from penstock.connector import frames as fr
+from penstock.connector.columns import Columns
 from penstock.connector.frames import NOTHING_SEEN, SOURCE_VERSION
 from penstock.connector.link import Link, LinkLostError, MovedError, WorkerRefusedError, connect, is_final
 from penstock.connector.session import Connection
@@ -56,6 +58,7 @@ from penstock.connector.stream import (
 
 __all__ = [
     "CannotSeekError",
+    "Columns",
     "Connector",
     "IteratorStream",
     "Record",

@@ -14,20 +14,28 @@ import os
 import queue
 import threading
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from io import FileIO
+from itertools import islice
 from pathlib import Path
 from typing import Final, Protocol
 
+import numpy as np
+
 from penstock.base.errors import PenstockError, UsageError
+from penstock.connector.columns import Columns, sizes_of
 from penstock.connector.frames import MAX_FRAME
-from penstock.connector.source import CannotSeekError, Record, Records, Stream
+from penstock.connector.source import CannotSeekError, Records, Stream
 
 _CHUNK: Final = 256 << 10
 _CHUNKS: Final = 4
 """Chunks of a pipe that are read ahead."""
 _FILE_SHIFT: Final = 40
 _POST_LIMIT: Final = 16 << 20
+_OVERHEAD: Final = 64
+"""What a body that is kept takes of memory besides its bytes, about."""
+_NOTHING_NOW: Final = Columns((), ())
 
 
 def whole_lines(rest: bytes, chunk: bytes, where: object) -> tuple[list[bytes], bytes]:
@@ -61,26 +69,26 @@ class Lines(Stream):
     def read(self) -> Records:
         return self.lines(whole=not self._follow)
 
-    def lines(self, *, whole: bool) -> list[Record] | None:
+    def lines(self, *, whole: bool) -> Columns | None:
         """What `read` gives. Of a file that is `whole` the last line needs no newline, and None comes behind it."""
         assert self._file is not None
         chunk = self._file.read(_CHUNK)
         if not chunk:
             return self._last() if whole else self._nothing_new()
         lines, self._rest = whole_lines(self._rest, chunk, self._path)
-        at, records = self._at, []
-        for line in lines:
-            at += len(line) + 1
-            records.append(Record(at, line))
-        self._at = at
-        return records
+        if not lines:
+            return _NOTHING_NOW
+        sizes = sizes_of(lines)
+        behind = (self._at + np.cumsum(sizes + 1)).astype(np.uint64)
+        self._at = int(behind[-1])
+        return Columns(behind, lines, sizes=sizes)
 
-    def _last(self) -> list[Record] | None:
+    def _last(self) -> Columns | None:
         last, self._rest = self._rest, b""
         self._at += len(last)
-        return [Record(self._at, last)] if last else None
+        return Columns([self._at], [last]) if last else None
 
-    def _nothing_new(self) -> list[Record]:
+    def _nothing_new(self) -> Columns:
         """Whoever waits for more of a file that nobody writes to any more is told so."""
         assert self._file is not None
         mine = os.fstat(self._file.fileno())
@@ -89,7 +97,7 @@ class Lines(Stream):
         with suppress(FileNotFoundError):  # it may be on its way to another name, and the next one to this
             if not os.path.samestat(mine, self._path.stat()):
                 raise self._changed("is another file now")
-        return []
+        return _NOTHING_NOW
 
     def _changed(self, how: str) -> CannotSeekError:
         return CannotSeekError(
@@ -140,13 +148,12 @@ class DirectoryLines(Stream):
             self._open(files, None)
         assert self._lines is not None
         newest = self._number + 1 >= len(files)
-        records = self._lines.lines(whole=not (self._follow and newest))
-        if records is None:
+        lines = self._lines.lines(whole=not (self._follow and newest))
+        if lines is None:
             self.close()
             self._number += 1
             return []
-        base = self._number << _FILE_SHIFT
-        return [Record(base + record.id, record.body) for record in records]
+        return Columns(lines.ids + (self._number << _FILE_SHIFT), lines.bodies, sizes=lines.sizes)
 
     def close(self) -> None:
         if self._lines is not None:
@@ -170,18 +177,14 @@ class DirectoryLines(Stream):
         return files
 
 
-def _weight(body: bytes) -> int:
-    """What a record takes of memory, about."""
-    return len(body) + 200
-
-
 class Kept(Stream):
-    """For what cannot be read twice: records are kept until they are durable."""
+    """For what cannot be read twice: bodies are numbered as they come, and kept until they are durable."""
 
     def __init__(self, name: str, limit: int = 64 << 20) -> None:
         self.name = name
         self.limit = limit
-        self.kept: deque[Record] = deque()
+        self.kept: deque[bytes] = deque()
+        """The last of them has the number before `_next`."""
         self.size = 0
         self._unread = 0
         """How many of those kept have to be given (again)."""
@@ -192,14 +195,17 @@ class Kept(Stream):
 
     def put(self, body: bytes) -> int | None:
         """Take a message; its id, or None if there is no room, or no worker has told yet where to go on."""
-        if self._next is None or self.size + _weight(body) > self.limit:
+        if self._next is None or self.size + len(body) + _OVERHEAD > self.limit:
             return None
-        record = Record(self._next, body)
-        self._next += 1
-        self.kept.append(record)
-        self.size += _weight(body)
-        self._unread += 1
-        return record.id
+        self.keep(self._next, [body])
+        return self._next - 1
+
+    def keep(self, first: int, bodies: Sequence[bytes]) -> None:
+        """Take messages with the ids from `first` on, whether there is room or not."""
+        self.kept.extend(bodies)
+        self.size += _weight(bodies)
+        self._next = first + len(bodies)
+        self._unread += len(bodies)
 
     def seek(self, point: int | None) -> None:
         known = point or 0
@@ -213,17 +219,24 @@ class Kept(Stream):
         self._unread = len(self.kept)
 
     def read(self) -> Records:
-        if not self._unread:
+        if not self._unread or self._next is None:
             return None if self.over else []
-        unread = [self.kept[i] for i in range(len(self.kept) - self._unread, len(self.kept))]
+        bodies = list(islice(self.kept, len(self.kept) - self._unread, None))
         self._unread = 0
-        return unread
+        return Columns(range(self._next - len(bodies), self._next), bodies)
 
     def ack(self, point: int) -> None:
-        while self.kept and self.kept[0].id <= point:
-            self.size -= _weight(self.kept.popleft().body)
+        if self._next is not None:
+            first = self._next - len(self.kept)
+            gone = [self.kept.popleft() for _ in range(first, min(point + 1, self._next))]
+            self.size -= _weight(gone)
         self._durable = max(self._durable, point)
         self._unread = min(self._unread, len(self.kept))
+
+
+def _weight(bodies: Sequence[bytes]) -> int:
+    """What they take of memory, about."""
+    return sum(map(len, bodies)) + _OVERHEAD * len(bodies)
 
 
 class Readable(Protocol):
@@ -270,10 +283,11 @@ class PipeLines(Kept):
             lines, self._rest = whole_lines(self._rest, chunk, self.name)
         else:
             lines, self._rest, self.over = [self._rest] if self._rest else [], b"", True
-        for line in lines:
-            self._number += 1
-            if self._next is not None and self._number >= self._next:
-                self.put(line)
+        first, self._number = self._number + 1, self._number + len(lines)
+        assert self._next is not None  # the first `read` comes after a `seek`
+        known = min(max(self._next - first, 0), len(lines))
+        if known < len(lines):
+            self.keep(first + known, lines[known:])
 
     def _read_on(self) -> None:
         """In the thread: what there is, as soon as there is any; empty at the end."""
