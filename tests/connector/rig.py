@@ -10,6 +10,7 @@ from pathlib import Path
 
 from penstock.connector import frames as fr
 from penstock.connector.framing import Splitter
+from penstock.connector.intake import Intake
 from penstock.connector.settings import WorkerSettings, WorkerTls, split
 from penstock.connector.source import Record, Records, Stream
 from penstock.connector.worker import Worker
@@ -63,6 +64,16 @@ class Rig:
         journal = f"connectors/{instance}"
         content = await self.client.read_bytes(journal, begin, await self.client.head(journal))
         return frames_of(content)
+
+
+def feed(intake: Intake, data: bytes) -> None:
+    """Bytes as a transport would bring them."""
+    while data:
+        room = intake.room()
+        taken = min(len(room), len(data))
+        room[:taken] = data[:taken]
+        intake.filled(taken)
+        data = data[taken:]
 
 
 def frames_of(content: bytes) -> list[fr.Frame]:

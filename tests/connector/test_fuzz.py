@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.connector import vectors
-from tests.connector.rig import COOKIE, Rig, rigged
+from tests.connector.rig import COOKIE, Rig, feed, rigged
 
 from penstock.connector import frames as fr
 from penstock.connector import inner as tp
@@ -51,7 +51,7 @@ def decoded(raw: bytes) -> None:
         intake.open(7, 2)
         try:
             for at in range(0, len(raw), step):
-                intake.feed(raw[at : at + step])
+                feed(intake, raw[at : at + step])
                 list(intake.items())
         except fr.FrameError:
             pass

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.connector.rig import feed
 
 from penstock.connector import alike as al
+from penstock.connector import buffers
 from penstock.connector import frames as fr
+from penstock.connector import intake as intake_module
+from penstock.connector.buffers import Buffers
 from penstock.connector.intake import Intake, Run
 
 MESSAGES = st.builds(
@@ -82,25 +86,37 @@ def test_new_messages_are_taken_as_they_came_and_repeats_left_out(
 
 
 def require_taken(frames: list[fr.Frame], sizes: list[int]) -> None:
-    """That pieces of these sizes give what the plain reading gives."""
+    """That pieces of these sizes give what the plain reading gives, in small buffers as well, which change often."""
+    with pytest.MonkeyPatch.context() as patched:
+        for small in (intake_module._SMALL, 64):
+            patched.setattr(intake_module, "_SMALL", small)
+            patched.setattr(intake_module, "_FEW", small // 2)
+            patched.setattr(intake_module, "SIZE", 4 * small)
+            patched.setattr(buffers, "SIZE", 4 * small)
+            _require_taken(frames, sizes)
+
+
+def _require_taken(frames: list[fr.Frame], sizes: list[int]) -> None:
     raw = b"".join(map(fr.encode, frames))
     intake = Intake()
     for stream in (1, 2, 2**64 - 2):
         intake.open(stream, fr.NOTHING_SEEN)
-    taken, others, spent, count, at, turn = b"", [], 0, 0, 0, 0
+    pieces: list[memoryview] = []  # looked at when all has come, and so never overwritten
+    others, spent, count, at, turn = [], 0, 0, 0, 0
     lasts: dict[int, int] = {}
     while at < len(raw):
-        intake.feed(raw[at : at + sizes[turn % len(sizes)]])
+        feed(intake, raw[at : at + sizes[turn % len(sizes)]])
         at, turn = at + sizes[turn % len(sizes)], turn + 1
         for item in intake.items():
             if isinstance(item, Run):
-                taken += b"".join(item.pieces)
+                pieces += item.pieces
                 assert item.size == sum(map(len, item.pieces))
                 spent, count = spent + item.spent, count + item.count
                 lasts |= item.lasts
             else:
                 others.append(item)
     wanted, wanted_others, wanted_spent = plain(frames)
+    taken = b"".join(pieces)
     assert (taken, others, spent, count) == (b"".join(wanted), wanted_others, wanted_spent, len(wanted))
     assert intake.pending == 0
     for stream, last in lasts.items():
@@ -110,7 +126,7 @@ def require_taken(frames: list[fr.Frame], sizes: list[int]) -> None:
 def test_messages_at_or_below_the_point_are_dropped_and_still_counted() -> None:
     intake = Intake()
     intake.open(7, 400)
-    intake.feed(b"".join(fr.encode(fr.Message(7, number)) for number in (399, 400, 401, 401, 402)))
+    feed(intake, b"".join(fr.encode(fr.Message(7, number)) for number in (399, 400, 401, 401, 402)))
     run, *rest = intake.items()
     assert isinstance(run, Run)
     assert (run.spent, run.count, run.lasts, rest) == (5, 2, {7: 402}, [])
@@ -125,7 +141,7 @@ def test_the_id_that_stands_for_nothing_ends_a_run_whatever_comes_behind_it(
     intake.open(7, fr.NOTHING_SEEN)
     intake.open(8, fr.NOTHING_SEEN)
     sent = [(7, 1), (7, 2), (7, fr.NOTHING_SEEN), *behind]
-    intake.feed(b"".join(fr.encode(fr.Message(*each)) for each in sent))
+    feed(intake, b"".join(fr.encode(fr.Message(*each)) for each in sent))
     items = intake.items()
     run = next(items)
     assert isinstance(run, Run)
@@ -137,7 +153,7 @@ def test_a_message_over_the_limit_ends_a_run_also_if_all_of_it_is_there() -> Non
     intake = Intake(limit=100)
     intake.open(7, fr.NOTHING_SEEN)
     sent = [fr.Message(7, 1, body=bytes(73)), fr.Message(7, 2, body=bytes(74)), fr.Message(7, 3)]
-    intake.feed(b"".join(map(fr.encode, sent)))
+    feed(intake, b"".join(map(fr.encode, sent)))
     items = intake.items()
     run = next(items)
     assert isinstance(run, Run)
@@ -151,7 +167,7 @@ def test_a_run_is_of_one_partition() -> None:
     for stream, partition in ((1, 0), (2, 1), (3, 1)):
         intake.open(stream, fr.NOTHING_SEEN, partition)
     sent = [(1, 1), (1, 2), (2, 1), (3, 1), (2, 2), (1, 2), (1, 3)]
-    intake.feed(b"".join(fr.encode(fr.Message(*each)) for each in sent))
+    feed(intake, b"".join(fr.encode(fr.Message(*each)) for each in sent))
     runs = [item for item in intake.items() if isinstance(item, Run)]
     assert [(run.partition, run.spent, run.count, run.lasts) for run in runs] == [
         (0, 2, 2, {1: 2}),
@@ -162,7 +178,7 @@ def test_a_run_is_of_one_partition() -> None:
 
 def test_messages_of_streams_that_are_not_open_are_handed_out_to_be_judged() -> None:
     intake = Intake()
-    intake.feed(fr.encode(fr.Message(7, 1)) + fr.encode(fr.Message(7, fr.NOTHING_SEEN)))
+    feed(intake, fr.encode(fr.Message(7, 1)) + fr.encode(fr.Message(7, fr.NOTHING_SEEN)))
     items = intake.items()
     assert next(items) == fr.Message(7, 1)
     intake.open(7, fr.NOTHING_SEEN)
@@ -171,7 +187,7 @@ def test_messages_of_streams_that_are_not_open_are_handed_out_to_be_judged() -> 
 
 def test_a_frame_may_open_a_stream_for_what_stands_behind_it_in_the_same_bytes() -> None:
     intake = Intake()
-    intake.feed(fr.encode(fr.Notify(7, "s", 0)) + fr.encode(fr.Message(7, 1)))
+    feed(intake, fr.encode(fr.Notify(7, "s", 0)) + fr.encode(fr.Message(7, 1)))
     items = intake.items()
     assert next(items) == fr.Notify(7, "s", 0)
     intake.open(7, fr.NOTHING_SEEN)
@@ -182,7 +198,7 @@ def test_a_frame_may_open_a_stream_for_what_stands_behind_it_in_the_same_bytes()
 def test_bad_lengths_are_frame_errors(raw: str) -> None:
     intake = Intake(limit=64)
     intake.open(0, fr.NOTHING_SEEN)
-    intake.feed(bytes.fromhex(raw))
+    feed(intake, bytes.fromhex(raw))
     with pytest.raises(fr.FrameError):
         list(intake.items())
 
@@ -193,9 +209,51 @@ def test_large_frames_in_small_pieces_are_put_together_once() -> None:
     intake.open(1, fr.NOTHING_SEEN)
     seen: list[object] = []
     for at in range(0, len(raw), 4096):
-        intake.feed(raw[at : at + 4096])
+        feed(intake, raw[at : at + 4096])
         seen += list(intake.items())
     assert [run.count for run in seen if isinstance(run, Run)] == [1]
+
+
+def test_what_is_announced_takes_no_memory_before_it_comes() -> None:
+    intake = Intake()
+    intake.open(1, fr.NOTHING_SEEN)
+    feed(intake, fr.encode(fr.Message(1, 5, body=bytes(8 << 20)))[:40_000])
+    assert list(intake.items()) == []
+    assert len(intake.room()) < buffers.SIZE
+
+
+def test_a_buffer_is_used_again_only_when_nobody_looks_into_it() -> None:
+    pool = Buffers()
+    first = pool.take()
+    view = memoryview(first)[5:9]
+    number = id(first)
+    del first
+    other = pool.take()
+    assert id(other) != number
+    view.release()
+    assert id(pool.take()) == number
+    assert id(pool.take()) == number, "nobody kept it"
+
+
+def test_a_pool_of_which_all_are_in_use_gives_others_that_it_does_not_keep() -> None:
+    pool = Buffers()
+    taken = [pool.take() for _ in range(buffers.MOST + 3)]
+    assert len({id(each) for each in taken}) == len(taken)
+    assert len(pool._kept) == buffers.MOST
+
+
+def test_who_sends_much_gets_a_large_buffer_and_gives_it_back_when_it_sends_little() -> None:
+    pool = Buffers()
+    intake = Intake(buffers=pool)
+    intake.open(1, fr.NOTHING_SEEN)
+    for number in range(1, 9):
+        feed(intake, fr.encode(fr.Message(1, number, body=bytes(20_000))))
+        assert [item.count for item in intake.items() if isinstance(item, Run)] == [1]
+    assert len(pool._kept) == 1
+    assert intake._data is pool._kept[0]
+    feed(intake, fr.encode(fr.Message(1, 10)))
+    assert [item.count for item in intake.items() if isinstance(item, Run)] == [1]
+    assert len(intake._data) == 0
 
 
 ROW = [fr.Message(7, 10 + number, number, b"k", b"body") for number in range(al.LEAST)]
@@ -223,9 +281,9 @@ def test_a_changed_byte_in_any_head_of_many_that_are_alike_is_seen(row: int, pla
 
 def test_many_that_are_alike_are_taken_at_once_and_those_that_differ_are_not_tried() -> None:
     raw = b"".join(map(fr.encode, ROW))
-    assert al.likely(raw, 0) == (STRIDE, al.LEAST)
-    assert al.likely(raw[:-1], 0) == (STRIDE, 0)
-    assert al.likely(fr.encode(fr.Message(7, 1)) + raw, 0)[1] == 0
+    assert al.likely(raw, 0, len(raw)) == (STRIDE, al.LEAST)
+    assert al.likely(raw, 0, len(raw) - 1) == (STRIDE, 0), "what is behind the end does not count"
+    assert al.likely(fr.encode(fr.Message(7, 1)) + raw, 0, len(raw))[1] == 0
     assert al.grown(raw, 0, STRIDE, al.LEAST, 9) == (al.LEAST, ROW[-1].id)
     assert al.grown(raw, 0, STRIDE, al.LEAST, 10) == (0, 10)
 
@@ -233,7 +291,7 @@ def test_many_that_are_alike_are_taken_at_once_and_those_that_differ_are_not_tri
 def test_of_many_that_are_alike_one_over_the_limit_is_a_fault() -> None:
     intake = Intake(limit=STRIDE - 5)
     intake.open(7, fr.NOTHING_SEEN)
-    intake.feed(b"".join(map(fr.encode, ROW)))
+    feed(intake, b"".join(map(fr.encode, ROW)))
     with pytest.raises(fr.FrameError, match=f"the limit is {STRIDE - 5}"):
         next(intake.items())
 
@@ -242,7 +300,7 @@ def test_of_many_that_are_alike_those_up_to_the_id_that_stands_for_nothing_are_t
     intake = Intake()
     intake.open(7, fr.NOTHING_SEEN)
     first = fr.NOTHING_SEEN - al.LEAST + 1
-    intake.feed(b"".join(fr.encode(fr.Message(7, first + number)) for number in range(al.LEAST)))
+    feed(intake, b"".join(fr.encode(fr.Message(7, first + number)) for number in range(al.LEAST)))
     items = intake.items()
     run = next(items)
     assert isinstance(run, Run)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import random
 from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from penstock.journal import batches, wholes
-from penstock.journal.append import RUN, AppendMachine, State
+from penstock.journal.append import LARGE, RUN, AppendMachine, State
 from penstock.journal.broker import Broker, BrokerOptions
 from penstock.journal.flow import FlowLimits
 from penstock.journal.fragment import sum_from_proto
 from penstock.journal.labels import label_set, parse_selector
 from penstock.journal.protocol import AppendBatch, AppendRequest, AppendResult, ApplyRequest, Status
-from penstock.journal.wholes import Whole
+from penstock.journal.wholes import Pieces, Whole
 
 from .brokers import CLAIMS, JOURNAL, HookedDisk, append, applied, content, create, in_loop, opened, replica
 from .foreign import journal
@@ -24,7 +27,7 @@ from .foreign import journal
 RESUME, KEEP = AppendRequest.SUSPEND_RESUME, AppendRequest.SUSPEND_NO_RESUME
 
 
-def run_of(broker: Broker, *contents: bytes) -> AppendMachine:
+def run_of(broker: Broker, *contents: bytes | Pieces) -> AppendMachine:
     return AppendMachine(AppendRequest(journal=JOURNAL), contents, broker._appending, CLAIMS)
 
 
@@ -64,6 +67,46 @@ def test_a_run_passes_the_states_once_and_each_append_has_its_own_span(tmp_path:
             assert machine.commits[1].sum == hashlib.sha1(b"three").digest()
             assert broker.metrics.commits == commits + 3
             assert await content(broker) == b"beforeonethreeseven.."
+
+    in_loop(test)
+
+
+def test_large_appends_and_content_in_pieces_go_as_a_run_too(tmp_path: Path) -> None:
+    first, second, third = os.urandom(LARGE), os.urandom(3 * LARGE), os.urandom(10)
+
+    async def test() -> None:
+        async with opened(tmp_path, length=1 << 30) as broker:
+            await append(broker, b"before")
+            machine = run_of(broker, first, Pieces([second[:5], second[5:LARGE], second[LARGE:]]), third)
+            await machine.run()
+            ends = [6, 6 + LARGE, 6 + 4 * LARGE, 16 + 4 * LARGE]
+            assert [(part.begin, part.end) for part in machine.commits] == list(pairwise(ends))
+            sums = [hashlib.sha1(each).digest() for each in (first, second, third)]
+            assert [part.sum for part in machine.commits] == sums
+            assert await content(broker) == b"before" + first + second + third
+            alone = run_of(broker, Pieces([first, second]))
+            await alone.run()
+            assert alone.commits[0].sum == hashlib.sha1(first + second).digest()
+
+    in_loop(test)
+
+
+def test_a_write_that_fails_in_the_midst_of_a_run_leaves_nothing_of_it(tmp_path: Path) -> None:
+    disk = HookedDisk()
+    writes = iter([False, True])
+
+    def full(step: str, path: Path) -> None:
+        if step == "write" and path.suffix == ".spool" and next(writes, False):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def test() -> None:
+        async with opened(tmp_path, disk=disk, length=1 << 30) as broker:
+            await append(broker, b"before")
+            disk.before = full
+            with pytest.raises(OSError, match="No space left"):
+                await run_of(broker, bytes(LARGE), Pieces([bytes(LARGE), bytes(LARGE)])).run()
+            await append(broker, b"after")
+            assert await content(broker) == b"beforeafter"
 
     in_loop(test)
 

@@ -10,18 +10,28 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.journal.client.batching import GIVES_UP, MESSAGE_LIMIT, Batches, gives_up
+from penstock.journal.client import batching
+from penstock.journal.client.batching import GIVES_UP, MESSAGE_LIMIT, Batch, Batches, gives_up
 from penstock.journal.client.spill import Spill
 from penstock.journal.protocol import Status
+from penstock.journal.wholes import parts_of
 
 RECORDS = st.lists(st.binary(max_size=12), max_size=6)
+
+
+def joined(batch: Batch) -> bytes:
+    assert batch.content is not None
+    return b"".join(parts_of(batch.content))
 
 
 class Sending(RuleBasedStateMachine):
     """A journal that takes batches, an appender's batches, and a network that loses answers."""
 
-    @initialize(max_batch=st.integers(1, 40), window=st.integers(1, 4))
-    def begin(self, max_batch: int, window: int) -> None:
+    @initialize(max_batch=st.integers(1, 40), window=st.integers(1, 4), large=st.sampled_from([4, 1 << 17]))
+    def begin(self, max_batch: int, window: int, large: int) -> None:
+        """Records that are `large` stay where they lie."""
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(batching, "LARGE_RECORD", large)
         self.batches = Batches(max_batch, window)
         self.window = window
         self.added: list[bytes] = []
@@ -32,6 +42,7 @@ class Sending(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "spill"):
             self.spill.close()
+            self.patch.undo()
 
     @rule(records=RECORDS)
     def add(self, records: list[bytes]) -> None:
@@ -62,15 +73,12 @@ class Sending(RuleBasedStateMachine):
     @rule()
     def spill_the_newest(self) -> None:
         batch = self.batches.queue[-1]
-        assert batch.content is not None
-        self.batches.moved_out(batch, self.spill.keep(batch.content))
+        self.batches.moved_out(batch, self.spill.keep(joined(batch)))
 
     @precondition(lambda self: self.arrived < len(self.batches.flight))
     @rule()
     def arrive(self) -> None:
-        content = self.batches.flight[self.arrived].content
-        assert content is not None
-        self.journal += content
+        self.journal += joined(self.batches.flight[self.arrived])
         self.arrived += 1
 
     @precondition(lambda self: self.arrived)

@@ -80,6 +80,30 @@ def test_records_land_in_order_over_one_stream_without_a_socket(tmp_path: Path) 
     run(tmp_path / "d", test)
 
 
+def test_messages_that_wait_go_together_unless_they_want_something_else(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with opened(tmp_path) as broker:
+            call = NearCall(broker)
+            call.cancel()
+            names = iter("abcde")
+            sent = [
+                Wholes([Whole(AppendRequest(journal=next(names)), b"")], unsummed=unsummed)
+                for unsummed in (True, True, False, False, True)
+            ]
+            for message in sent:
+                await call.write(message)
+            messages = call._messages()
+            got = [await anext(messages) for _ in range(3)]
+            assert ["".join(each.first.journal for each in message.appends) for message in got] == [
+                "ab",
+                "cd",
+                "e",
+            ]
+            assert [message.unsummed for message in got] == [True, False, True]
+
+    asyncio.run(go())
+
+
 def test_another_claim_fences_the_stream(tmp_path: Path) -> None:
     async def test(client: AsyncClient, begun: list[AppendsCall]) -> None:
         owner = await claim(client, JOURNAL, "me", b"claim")

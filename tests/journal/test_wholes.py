@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.journal import wholes
 from penstock.journal.labels import label_set, parse_selector
 from penstock.journal.protocol import AppendBatch, AppendRequest, Header
-from penstock.journal.wholes import Whole, Wholes
+from penstock.journal.wholes import Pieces, Whole, Wholes
 
 FIRSTS = st.builds(
     AppendRequest,
@@ -54,6 +54,16 @@ def test_what_protobuf_writes_is_read_without_a_copy_of_the_content(batch: Whole
             assert not append.content or (
                 isinstance(append.content, memoryview) and append.content.obj is encoded
             )
+
+
+@given(FIRSTS, st.lists(CONTENTS, max_size=4))
+def test_content_in_pieces_is_the_message_of_the_whole_content(
+    first: AppendRequest, parts: list[bytes]
+) -> None:
+    pieces, together = Pieces(parts), b"".join(parts)
+    assert len(pieces) == len(together)
+    assert wholes.encode(Wholes([Whole(first, pieces)])) == wholes.encode(Wholes([Whole(first, together)]))
+    assert Whole(first, pieces).request() == Whole(first, together).request()
 
 
 def test_a_large_batch_of_the_appender_is_read_without_protobuf() -> None:

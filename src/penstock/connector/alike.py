@@ -36,13 +36,15 @@ def _heads(stride: int) -> np.dtype[np.void]:
     )
 
 
-def likely(data: bytes, at: int) -> tuple[int, int]:
-    """How long the frame at `at` is, its own length included, and how many there may be like it; none if below `LEAST`.
+def likely(data: bytes | bytearray, at: int, end: int) -> tuple[int, int]:
+    """How long the frame at `at` is, its own length included, and how many there may be like it up to `end`.
+
+    None if there are fewer than `LEAST`.
 
     A guess from some of the heads, which costs next to nothing where frames differ.
     """
     stride = 4 + U32.unpack_from(data, at)[0]
-    count = min((len(data) - at) // stride, MOST)
+    count = min((end - at) // stride, MOST)
     if count < LEAST or stride < HEAD.size:
         return stride, 0
     head = data[at : at + _PROBED]
@@ -52,7 +54,7 @@ def likely(data: bytes, at: int) -> tuple[int, int]:
     return stride, count
 
 
-def grown(data: bytes, at: int, stride: int, count: int, last: int) -> tuple[int, int]:
+def grown(data: bytes | bytearray, at: int, stride: int, count: int, last: int) -> tuple[int, int]:
     """Of `count` frames of `stride` bytes: how many from the first on are like it, with ids that grow from `last` on.
 
     And the last of those ids. The first frame's tag, stream and length are for the caller to judge.

@@ -2,9 +2,9 @@
 
 Messages are most of what comes. They are looked at in one pass over the buffer, without an object for each: tag, stream
 and id, against the last id of the stream; where many in a row are of one length, all of them at once (`alike`). Those
-that are new stay in `Run.pieces` as they came, ready for the log; a message that was seen before (its id is not above
-the last one) ends a piece and is left out. Whatever is no message on an open stream is handed out as a frame, for the
-session to judge.
+that are new stay in `Run.pieces` where they were received, ready for the log; a message that was seen before (its id is
+not above the last one) ends a piece and is left out. Whatever is no message on an open stream is handed out as a frame,
+for the session to judge.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from struct import Struct
 from typing import Final
 
 from penstock.connector.alike import LEAST, grown, likely
+from penstock.connector.buffers import SIZE, Buffers
 from penstock.connector.frames import (
     HEAD_AFTER_LENGTH,
     MAX_FRAME,
@@ -35,6 +36,11 @@ _NO_STREAM: Final = -1
 _NO_PARTITION: Final = -1
 _WHILE: Final = 32 << 10
 """Bytes that are read message by message before it is looked whether those that follow are alike."""
+_LENGTH: Final = 4
+_SMALL: Final = 32 << 10
+"""The buffer of a connection that sends little."""
+_FEW: Final = _SMALL // 2
+"""There is room for so many bytes at least; whoever sends as many at once gets a large buffer."""
 LONGEST_HELLO: Final = 1 + 5 * (2 + SHORT_LIMIT)
 """What a peer that has shown no cookie yet may make us keep."""
 _FRESH: Final = -1
@@ -61,14 +67,17 @@ class Run:
 class Intake:
     """The bytes of one connection. `last` has the last id of every stream that is open on it; -1: none yet."""
 
-    def __init__(self, limit: int = MAX_FRAME) -> None:
+    def __init__(self, limit: int = MAX_FRAME, buffers: Buffers | None = None) -> None:
         self.limit = limit
         self.last: dict[int, int] = {}
         self._partition: dict[int, int] = {}
-        self._part = bytearray()
+        self._buffers = buffers or Buffers()
         self._wanted = 0
-        self._data = b""
-        self._at = 0
+        self._data = bytearray()
+        """What came, from `_at` to `_end` not looked at yet; new bytes go behind that, so the others never move."""
+        self._at = self._end = 0
+        self._flows = False
+        """Whether much came last time."""
         self._piece = 0
         """Where the new messages begin that are not in the run's pieces yet."""
 
@@ -83,21 +92,33 @@ class Intake:
         del self._partition[stream]
         return NOTHING_SEEN if last == _FRESH else last
 
-    def feed(self, data: bytes) -> None:
-        """Bytes that came; `items` has what they hold. `data` must not change afterwards."""
-        rest: bytearray | memoryview = self._part or memoryview(self._data)[self._at :]
-        if len(rest) + len(data) < self._wanted:
-            self._part = self._part or bytearray(rest)
-            self._part += data
-            self._data, self._at = b"", 0
-            return
-        self._data = b"".join((rest, data)) if rest else data
-        self._part, self._at, self._wanted = bytearray(), 0, 0
+    def room(self) -> memoryview:
+        """Where the next bytes are to be put; `filled` is told how many were."""
+        missing = self._at + self._wanted - self._end
+        least = min(missing, _FEW) if self._wanted > _LENGTH else _FEW
+        if len(self._data) - self._end < least:
+            self._renew()
+        return memoryview(self._data)[self._end :]
+
+    def filled(self, count: int) -> None:
+        """So many bytes were put into `room`; `items` has what they hold."""
+        self._end += count
+        self._wanted = 0
+        self._flows = count >= _FEW
+
+    def _renew(self) -> None:
+        """Another buffer. For a frame that fits none it grows as its bytes come, so what is announced costs nothing."""
+        rest = memoryview(self._data)[self._at : self._end]
+        size = max(min(2 * len(rest), self._wanted), len(rest) + _FEW, _SMALL)
+        large = self.last and size <= SIZE and (self._flows or size > _SMALL)
+        data = self._buffers.take() if large else bytearray(size)
+        data[: len(rest)] = rest
+        self._data, self._at, self._end = data, 0, len(rest)
 
     @property
     def pending(self) -> int:
         """Bytes that no item has been made of."""
-        return len(self._part) + len(self._data) - self._at
+        return self._end - self._at
 
     def items(self) -> Iterator[Run | Frame]:
         """What can be made of the bytes now. Raises `FrameError` where they are no frames.
@@ -110,26 +131,28 @@ class Intake:
                 yield run
             frame = self._frame()
             if frame is None:
-                return
+                break
             yield frame
+        if self._at == self._end and not self._flows and len(self._data) > _SMALL:
+            self._data, self._at, self._end = bytearray(), 0, 0  # others have more use for it
 
     def payload(self, limit: int | None = None) -> memoryview | None:
         """The next frame as it came, tag first; None if it is not complete."""
         limit = self.limit if limit is None else min(limit, self.limit)
-        data, at, have = self._data, self._at, len(self._data) - self._at
-        if have < 4:
-            self._wanted = 4
+        data, at, have = self._data, self._at, self._end - self._at
+        if have < _LENGTH:
+            self._wanted = _LENGTH
             return None
-        length = int.from_bytes(data[at : at + 4], "big")
+        length = int.from_bytes(data[at : at + _LENGTH], "big")
         if length == 0:
             raise FrameError("a frame of length 0")
         if length > limit:
             raise FrameError(f"a frame of {length:,} bytes, the limit is {limit:,}")
-        if have < 4 + length:
-            self._wanted = 4 + length
+        if have < _LENGTH + length:
+            self._wanted = _LENGTH + length
             return None
-        self._at = at + 4 + length
-        return memoryview(data)[at + 4 : self._at]
+        self._at = at + _LENGTH + length
+        return memoryview(data)[at + _LENGTH : self._at]
 
     def greeting(self) -> tuple[str, bytes, memoryview] | None:
         """Version, cookie and all of the first frame, which must be a HELLO; None if it is not complete."""
@@ -160,9 +183,9 @@ class Intake:
     def _take_alike(self, run: Run) -> bool:
         """Many new messages at once, if they are of one stream and length; False if there are none here."""
         data, at = self._data, self._at
-        if len(data) - at < LEAST * _SMALLEST:
+        if self._end - at < LEAST * _SMALLEST:
             return False
-        stride, count = likely(data, at)
+        stride, count = likely(data, at, self._end)
         if not count:
             return False
         length, mark, _, _ = _UNPACK_HEAD(data, at)
@@ -183,7 +206,7 @@ class Intake:
 
         Messages of all lengths pass here, so this is kept tight.
         """
-        data, at, end, limit = self._data, self._at, len(self._data), self.limit
+        data, at, end, limit = self._data, self._at, self._end, self.limit
         stop = min(end - _SMALLEST + 1, at + _WHILE)
         current, stream, last = b"", _NO_STREAM, _FRESH
         spent = dropped = 0

@@ -30,7 +30,7 @@ REFUSAL_DELAY: Final = 0.2
 """Seconds until the ACK behind a refused NOTIFY: peers ask again at once then."""
 
 
-class Peer(asyncio.Protocol):
+class Peer(asyncio.BufferedProtocol):
     """A connector, connected."""
 
     def __init__(self, worker: Worker, number: int) -> None:
@@ -43,7 +43,7 @@ class Peer(asyncio.Protocol):
         self.address = ""
         self.messages = self.dropped = self.bytes = 0
         self.acked: dict[int, int] = {}
-        self._intake = Intake(self.settings.max_frame)
+        self._intake = Intake(self.settings.max_frame, worker.buffers)
         self.wire = Wire()
         self._joining: asyncio.Task[None] | None = None
         self._over = False
@@ -70,9 +70,12 @@ class Peer(asyncio.Protocol):
         seconds = self.settings.hello_timeout
         self._greeting.arm(seconds, self.fail, f"no HELLO within {seconds:g} s")
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._intake.room()
+
+    def buffer_updated(self, count: int) -> None:
         if not self._over:
-            self._intake.feed(data)
+            self._intake.filled(count)
             self._process()
 
     def eof_received(self) -> bool:

@@ -21,6 +21,7 @@ from contextlib import suppress
 
 from penstock.base.errors import PenstockError, UsageError
 from penstock.connector import directory
+from penstock.connector.buffers import Buffers
 from penstock.connector.counters import Counters
 from penstock.connector.directory import Entry
 from penstock.connector.frames import Hello, Ok
@@ -58,6 +59,7 @@ class Worker:
         self.client = client
         self.journals = journals
         self.counters = Counters()
+        self.buffers = Buffers()
         self.me = Owner(name, "", uuid.uuid4().hex[:16])
         self.http = ""
         self.peers: set[Peer] = set()

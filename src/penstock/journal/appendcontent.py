@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import suppress
 
 from penstock.base.disk import Buffer
@@ -20,11 +20,12 @@ from penstock.journal.fragment import ZERO_SUM, Fragment
 from penstock.journal.inflow import Inflow
 from penstock.journal.protocol import AppendRequest, Status
 from penstock.journal.suspension import NO_RESUME, RESUME
+from penstock.journal.wholes import Pieces, parts_of
 
 LARGE = 128 << 10
 """From this size on a chunk is worth the way to a thread and back."""
-RUN = 512 << 10
-"""A run has no more content than this, so that nobody waits longer for it than for one large append."""
+RUN = 4 << 20
+"""A run has no more content than this, which is what a message may have: nobody waits longer for it than for one."""
 _SUM_OF_NOTHING = hashlib.sha1().digest()
 
 
@@ -56,21 +57,27 @@ class ContentStates(AppendBase):
         else:
             await self._take(request.content)
 
-    async def _take_whole(self, contents: tuple[Buffer, ...]) -> None:
+    async def _take_whole(self, contents: tuple[Buffer | Pieces, ...]) -> None:
         """As if the client had sent one chunk, the empty message, and its end; and so for each append of the run."""
         run = contents[: self._length_of_run(contents)]
         self.taken = len(run)
         self.total_chunks = 1 + bool(run[0])
         self._requests = ()  # nobody holds it until the disk has it
         if run[0]:
-            await self._take(run[0] if self.taken == 1 else b"".join(run))
+            await self._take_run(run)
         await self._written()
         if self.state is State.STREAM_CONTENT:
             await self._propose()
         if self.taken > 1:
             self.commits = [part for commit in self.commits for part in self._parts(commit, run)]
 
-    def _length_of_run(self, contents: tuple[Buffer, ...]) -> int:
+    async def _take_run(self, run: tuple[Buffer | Pieces, ...]) -> None:
+        for chunk in _chunks(part for content in run for part in parts_of(content)):
+            await self._take(chunk)
+            if self.state is not State.STREAM_CONTENT:
+                return
+
+    def _length_of_run(self, contents: tuple[Buffer | Pieces, ...]) -> int:
         """How many appends extend the fragment as it stands: up to the first that would begin another, or wait."""
         replica, local, spec = self._owned(), self._held().local, self._spec
         assert spec is not None
@@ -85,12 +92,12 @@ class ContentStates(AppendBase):
             size += len(content)
         return len(contents)
 
-    def _parts(self, commit: Fragment, run: tuple[Buffer, ...]) -> Iterator[Fragment]:
+    def _parts(self, commit: Fragment, run: tuple[Buffer | Pieces, ...]) -> Iterator[Fragment]:
         """Where each append of a run landed."""
         end = commit.begin
         for content in run:
             begin, end = end, end + len(content)
-            digest = hashlib.sha1(content).digest() if self._summed else ZERO_SUM
+            digest = _sum(content) if self._summed else ZERO_SUM
             yield Fragment(commit.journal, begin, end, digest, commit.codec)
 
     async def _begin_content(self) -> None:
@@ -192,6 +199,28 @@ class ContentStates(AppendBase):
         if request is not None:
             self._minimum.chunk(len(request.content), self._with.clock())
         return request
+
+
+def _chunks(parts: Iterable[Buffer]) -> Iterator[Buffer]:
+    """Large parts as they are, small ones that are neighbours as one."""
+    small: list[Buffer] = []
+    for part in parts:
+        if len(part) < LARGE:
+            small.append(part)
+            continue
+        if small:
+            yield b"".join(small)
+            small = []
+        yield part
+    if small:
+        yield b"".join(small)
+
+
+def _sum(content: Buffer | Pieces) -> bytes:
+    summer = hashlib.sha1()
+    for part in parts_of(content):
+        summer.update(part)
+    return summer.digest()
 
 
 def _require_only_content(request: AppendRequest | Content) -> None:

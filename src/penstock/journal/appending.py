@@ -22,6 +22,7 @@ from penstock.journal.replica import Replica
 from penstock.journal.replication import Pipeline
 from penstock.journal.resolver import Resolution, Resolver
 from penstock.journal.rolling import proposal_to_extend
+from penstock.journal.wholes import Pieces
 
 
 class State(Enum):
@@ -148,7 +149,7 @@ class AppendBase:
     def __init__(
         self,
         first: AppendRequest,
-        requests: AsyncIterator[AppendRequest | Content] | tuple[Buffer, ...],
+        requests: AsyncIterator[AppendRequest | Content] | tuple[Buffer | Pieces, ...],
         surroundings: Appending,
         claims: Claims,
         *,

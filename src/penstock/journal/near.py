@@ -91,8 +91,17 @@ class NearCall:
         return self._serving.cancel()
 
     async def _messages(self) -> AsyncIterator[Wholes]:
+        """What was sent. Messages that wait go together, so that their appends may be one run."""
+        following: Wholes | None = None
         while True:
-            yield await self._sent.get()
+            message, following = following or await self._sent.get(), None
+            appends = list(message.appends)
+            while following is None and not self._sent.empty():
+                following = self._sent.get_nowait()
+                if (following.independent, following.unsummed) == (message.independent, message.unsummed):
+                    appends += following.appends
+                    following = None
+            yield Wholes(appends, message.independent, message.unsummed)
 
     async def _serve(self) -> None:
         metrics = self._broker.metrics

@@ -23,16 +23,33 @@ _WORTH_IT = 4096
 """Below this size a message is cheap enough."""
 
 
+class Pieces:
+    """Content that lies in several places, to be taken as one."""
+
+    __slots__ = ("_length", "parts")
+
+    def __init__(self, parts: Sequence[Buffer]) -> None:
+        self.parts = parts
+        self._length = sum(map(len, parts))
+
+    def __len__(self) -> int:
+        return self._length
+
+
+def parts_of(content: Buffer | Pieces) -> Sequence[Buffer]:
+    return content.parts if isinstance(content, Pieces) else (content,)
+
+
 @dataclass(frozen=True, slots=True)
 class Whole:
     """One append: `first` has everything but the content."""
 
     first: AppendRequest
-    content: Buffer
+    content: Buffer | Pieces
 
     def request(self) -> AppendRequest:
         """As a message."""
-        request = AppendRequest(content=bytes(self.content))
+        request = AppendRequest(content=b"".join(parts_of(self.content)))
         request.MergeFrom(self.first)
         return request
 
@@ -80,7 +97,7 @@ def encode(batch: AppendBatch | Wholes) -> bytes:
             bytes((_APPENDS,)),
             varint(len(parameters) + len(append.content)),
             parameters,
-            append.content,
+            *parts_of(append.content),
         )
     if batch.independent:
         parts.append(bytes((_INDEPENDENT, 1)))

@@ -51,6 +51,7 @@ from penstock.journal.client.fencing import FencedError, InDoubtError, Ownership
 from penstock.journal.client.sending import BrokenError, Session
 from penstock.journal.client.spill import Spill
 from penstock.journal.protocol import AppendRequest, AppendResponse, LabelSelector
+from penstock.journal.wholes import parts_of
 
 MAX_BATCH = 512 << 10
 MAX_PENDING = 16 << 20
@@ -273,7 +274,7 @@ class Appender:
                 self._fail(f"the broker is away, and more than {spill.limit} bytes are waiting")
             return
         try:
-            self._batches.moved_out(batch, spill.keep(batch.content))
+            self._batches.moved_out(batch, spill.keep(b"".join(parts_of(batch.content))))
         except OSError as error:
             spill.works = False
             _log.warning("journal %s: cannot spill to %s: %s", self.journal, spill.directory, error)

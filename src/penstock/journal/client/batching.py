@@ -19,9 +19,13 @@ from typing import Protocol
 
 from penstock.journal.client.answers import Appended
 from penstock.journal.protocol import Status
+from penstock.journal.wholes import Pieces
 
 MESSAGE_LIMIT = 3 << 20
 """A batch up to this size fits a message of `penstock.Local/Appends`; brokers take 4 MiB (reference 9)."""
+
+LARGE_RECORD = 128 << 10
+"""Records of this size on the average are not copied into one piece."""
 
 GIVES_UP = frozenset(
     {
@@ -72,7 +76,7 @@ class Batch:
         self.records: list[bytes] = []
         self.length = 0
         self.lengths = array("Q")
-        self.content: bytes | None = None
+        self.content: bytes | Pieces | None = None
         self.place: Place | None = None
         self.doubtful = False
         """Whether it may be in the journal although no answer came."""
@@ -84,9 +88,11 @@ class Batch:
         return len(self.lengths) or len(self.records)
 
     def seal(self) -> None:
-        """No more records: from now on it is one piece of bytes."""
-        self.content = b"".join(self.records)
-        self.lengths = array("Q", map(len, self.records))
+        """No more records: from now on it is one piece of bytes, or a few large ones where they lie."""
+        records = self.records
+        large = self.length >= LARGE_RECORD * len(records)
+        self.content = Pieces(records) if large else b"".join(records)
+        self.lengths = array("Q", map(len, records))
         self.records = []
 
     def split(self) -> Iterator[bytes]:
@@ -98,6 +104,9 @@ class Batch:
         if content is None:
             assert self.place is not None
             content = self.place.load()
+        if isinstance(content, Pieces):
+            yield from map(bytes, content.parts)
+            return
         position = 0
         for length in self.lengths:
             yield content[position : position + length]

@@ -28,7 +28,7 @@ from penstock.journal.client.shared import ANSWER_TIMEOUT, LIFE, takes_batches
 from penstock.journal.client.streamed import stream_append
 from penstock.journal.client.stubs import AppendsCall
 from penstock.journal.protocol import AppendBatchResult, AppendRequest, AppendResponse
-from penstock.journal.wholes import Whole, Wholes
+from penstock.journal.wholes import Pieces, Whole, Wholes, parts_of
 
 CONNECT_TIMEOUT = 10.0
 
@@ -213,8 +213,8 @@ class Session:
     async def _alone(self, line: Line, batch: Batch) -> AppendResponse:
         """A batch as an append of its own."""
         metadata = bearer(self._client.tokens.for_append(self._first.journal))
-        content = memoryview(await self._content(batch))
-        response = await stream_append(line, self._first, [content], ANSWER_TIMEOUT, metadata)
+        content = [memoryview(part) for part in parts_of(await self._content(batch))]
+        response = await stream_append(line, self._first, content, ANSWER_TIMEOUT, metadata)
         self._client.observe(self._first.journal, response.header)
         return response
 
@@ -232,7 +232,7 @@ class Session:
             await self._wake.wait()
         return None
 
-    async def _content(self, batch: Batch) -> bytes:
+    async def _content(self, batch: Batch) -> bytes | Pieces:
         if batch.content is None:
             assert batch.place is not None
             self._batches.moved_in(batch, await asyncio.to_thread(batch.place.load))
