@@ -1,10 +1,11 @@
 """Connectors, measured: durable messages of 100 bytes from the source kit through a worker, and how long an ACK takes.
 
-Broker, workers and the bare sink are processes of their own, reached over TCP on the loopback interface; the embedded
-worker has a data directory of its own, and the broker in its process. Beside our figures stands a bare asyncio sink
-that reads the same bytes and keeps nothing, in rotated order, with two senders: one that has the bytes before the clock
-starts, and one that reads the same stream and encodes it by the kit's own code while it sends. Read the ratios. The
-processor time of a message is that of all threads of a process, the system's work for it included.
+The kit's source gives its messages in columns; one figure is of a source that gives records one by one. Broker, workers
+and the bare sink are processes of their own, reached over TCP on the loopback interface; the embedded worker has a data
+directory of its own, and the broker in its process. Beside our figures stands a bare asyncio sink that reads the same
+bytes and keeps nothing, in rotated order, with two senders: one that has the bytes before the clock starts, and one
+that reads the same stream and encodes it by the kit's own code while it sends. Read the ratios. The processor time of a
+message is that of all threads of a process, the system's work for it included.
 
     python benchmarks/connector.py [--rounds 3] [--count 600000] [--json]
 """
@@ -20,14 +21,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count as counting
 from pathlib import Path
 
 from penstock.connector import frames as fr
 from penstock.connector.link import Link
-from penstock.connector.source import Connector, Record, Records, Stream, stream_id
+from penstock.connector.source import Columns, Connector, Record, Records, Stream, stream_id
 
 BODY = b"x" * 100
 BATCH = 2000
@@ -52,6 +53,8 @@ asyncio.run(main())
 class Bodies(Stream):
     """Numbered messages, all with the same body."""
 
+    bodies: Sequence[bytes] = (BODY,) * BATCH
+
     def __init__(self, name: str, total: int) -> None:
         self.name, self.total, self.at = name, total, 0
 
@@ -59,11 +62,25 @@ class Bodies(Stream):
         self.at = point or 0
 
     def read(self) -> Records:
-        if self.at >= self.total:
-            return None
-        begin, end = self.at + 1, min(self.at + BATCH, self.total)
-        self.at = end
-        return [(number, BODY, b"", 0) for number in range(begin, end + 1)]
+        numbers = self.next_numbers()
+        return Columns(numbers, self.bodies[: len(numbers)]) if numbers else None
+
+    def next_numbers(self) -> range:
+        begin, self.at = self.at + 1, min(self.at + BATCH, self.total)
+        return range(begin, self.at + 1)
+
+
+class Varied(Bodies):
+    """Messages of many lengths."""
+
+    bodies = tuple(b"x" * (60 + number * 37 % 81) for number in range(BATCH))
+
+
+class Singly(Bodies):
+    """The same, as a list of records."""
+
+    def read(self) -> Records:
+        return [(number, BODY, b"", 0) for number in self.next_numbers()] or None
 
 
 class Timed(Stream):
@@ -106,11 +123,11 @@ def process(*command: str) -> Iterator[str]:
         running.wait()
 
 
-async def through(addresses: list[str], total: int) -> float:
+async def through(addresses: list[str], total: int, kind: type[Bodies] = Bodies) -> float:
     """Messages a second, one connector at each worker, until all is durable."""
     each = total // len(addresses)
     connectors = [
-        Connector([address], f"bench-{next(_instances)}", [Bodies("s", each)], patience=60)
+        Connector([address], f"bench-{next(_instances)}", [kind("s", each)], patience=60)
         for address in addresses
     ]
     begin = time.perf_counter()
@@ -184,6 +201,8 @@ async def measured(
         "one worker": lambda: through(workers[:1], total),
         "two workers": lambda: through(workers, total),
         "embedded": lambda: through([embedded], total),
+        "varied": lambda: through([embedded], total, Varied),
+        "singly": lambda: through([embedded], total, Singly),
         "bare sink": lambda: bare(port, chunks, total),
         "encoding": lambda: encoding(port, total),
     }
@@ -247,6 +266,8 @@ def main() -> None:
         "one worker": "",
         "two workers": "",
         "embedded": "one worker, the broker in its process",
+        "varied": "the same, bodies of 60 to 140 bytes",
+        "singly": "the same, from a source that gives records one by one",
         "bare sink": "sent bytes that were encoded before",
         "encoding": "the bare sink, from a sender that reads and encodes as it goes",
     }

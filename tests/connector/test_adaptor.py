@@ -22,6 +22,7 @@ from penstock import adaptors as a
 from penstock.adaptors.base import Batch
 from penstock.base.errors import UsageError
 from penstock.connector.frames import Hello, Notify, NotifyAck, Ok, encode
+from penstock.connector.settings import CREDITS
 from penstock.connector.source import Connector, IteratorStream, Record, Stream, stream_id
 from penstock.journal.tls import ClientTls
 from penstock.log.message import Message, MessageOffset, Mode, Resume
@@ -164,7 +165,7 @@ def test_a_stream_that_has_changed_its_name_goes_on_behind_the_last_id_of_all(or
     reading.start()
     with connected(port) as peer:
         peer.sendall(encode(Hello("0.0.1", b"", "p", "i")) + encode(Notify(7, "now", 0)))
-        wanted, got = encode(Ok(65536)) + encode(NotifyAck(True, 7, 9)), b""
+        wanted, got = encode(Ok(CREDITS)) + encode(NotifyAck(True, 7, 9)), b""
         while len(got) < len(wanted):
             got += peer.recv(len(wanted) - len(got))
     stop.set()
@@ -194,7 +195,7 @@ def test_over_tls_only_those_come_in_whom_the_authority_has_signed(tmp_path: Pat
     }
     reading = threading.Thread(target=partial(log.read, port, **files), daemon=True)  # type: ignore[arg-type]
     reading.start()
-    greeted = encode(Ok(65536))
+    greeted = encode(Ok(CREDITS))
     assert greeted not in answer(port, None)
     assert greeted not in answer(port, ClientTls(authority.ca_file).ssl_context())
     unknown = ClientTls(authority.ca_file, another.cert_file, another.key_file).ssl_context()

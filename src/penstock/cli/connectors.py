@@ -28,7 +28,7 @@ from penstock.cli.connector_options import (
 from penstock.cli.connector_recover import recover
 from penstock.cli.connector_send import send
 from penstock.cli.connector_sinks import sink
-from penstock.connector.settings import JOURNALS
+from penstock.connector.settings import CREDITS, JOURNALS
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -85,7 +85,12 @@ def _size(ctx: click.Context, parameter: click.Parameter, value: str) -> int:
 @journals_option
 @click.option("--name", default="worker", show_default=True, help="The worker's name, for people.")
 @click.option(
-    "--credits", "credit", type=click.IntRange(min=2), default=65536, show_default=True, help="Of a session."
+    "--credits",
+    "credit",
+    type=click.IntRange(min=2),
+    default=CREDITS,
+    show_default=True,
+    help="Of a session.",
 )
 @click.option(
     "--partitions",

@@ -11,7 +11,7 @@ import sys
 from typing import Final
 
 SIZE: Final = 1 << 20
-MOST: Final = 16
+MOST: Final = 20
 """Buffers that are kept; when all are in use there are others, for once."""
 _NOBODY: Final = 2
 """What `getrefcount` says of a thing that only a list has: the list, and the call itself."""

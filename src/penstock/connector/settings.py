@@ -14,6 +14,8 @@ from penstock.connector.frames import MAX_FRAME, SOURCE_VERSION
 _INSTANCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 MAX_PARTITIONS: Final = 256
+CREDITS: Final = 1 << 17
+"""Enough that small messages wait for the disk in few, large appends; `max_pending` bounds the memory, not this."""
 JOURNALS: Final = "connectors"
 """The prefix of the names of journals, unless a worker is told another one."""
 
@@ -24,15 +26,14 @@ class WorkerSettings:
 
     cookie: bytes = field(default=b"", repr=False)
     version: str = SOURCE_VERSION
-    credits: int = 65536
-    """Enough that small messages wait for the disk in few, large appends; `max_pending` bounds the memory, not this."""
+    credits: int = CREDITS
     partitions: int = 1
     """Journals among which the new streams of an instance are spread."""
     max_frame: int = MAX_FRAME
     max_sessions: int = 256
     max_streams: int = 4096
     """Of one session."""
-    max_pending: int = 8 << 20
+    max_pending: int = 16 << 20
     """Bytes of one session that are not durable; above, nothing more is read from it."""
     hello_timeout: float = 10.0
     frame_timeout: float = 60.0

@@ -48,7 +48,7 @@ class Connector(Adaptor):
         default=(),
     )
     tail: bool = setting("source: go on when all streams have ended", default=False)
-    credits: int = setting("source: messages that a connector may send ahead", default=65536)
+    credits: int = setting("source: messages that a connector may send ahead", default=131072)
     certificate: str = setting(
         "source: TLS: a file with the certificate to show; connectors then come over TLS or not at all",
         default="",
