@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from itertools import accumulate
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +14,7 @@ from penstock.connector import alike as al
 from penstock.connector import buffers
 from penstock.connector import frames as fr
 from penstock.connector import intake as intake_module
+from penstock.connector import streak as sk
 from penstock.connector.buffers import Buffers
 from penstock.connector.intake import Intake, Run
 
@@ -43,11 +47,13 @@ def plain(frames: list[fr.Frame]) -> tuple[list[bytes], list[fr.Frame], int]:
 
 @st.composite
 def alike_messages(draw: st.DrawFn) -> list[fr.Frame]:
-    """Many messages of one stream and length with ids that mostly grow, and perhaps one that is different."""
+    """Many messages of one stream with ids that mostly grow, and perhaps one that is different."""
     stream, first = draw(st.sampled_from([1, 2, 2**64 - 2])), draw(st.integers(0, 400))
     key, body = draw(st.binary(max_size=2)), draw(st.binary(max_size=4))
+    longer = draw(st.sampled_from([0, 7]))  # or of many lengths
     row: list[fr.Frame] = [
-        fr.Message(stream, first + number, number, key, body) for number in range(draw(st.integers(60, 200)))
+        fr.Message(stream, first + number, number, key, body + bytes(number * longer % 31))
+        for number in range(draw(st.integers(60, 200)))
     ]
     if draw(st.booleans()):
         row[draw(st.integers(0, len(row) - 1))] = draw(
@@ -277,6 +283,73 @@ def test_a_changed_byte_in_any_head_of_many_that_are_alike_is_seen(row: int, pla
     ):
         fine += 1
     assert (count, last) == (fine, heads[fine - 1][3] if fine else 9)
+
+
+VARIED = [fr.Message(7, 10 + number, number, b"k", bytes(number % 5)) for number in range(sk.LEAST)]
+
+
+@given(st.integers(0, sk.LEAST - 1), st.integers(4, fr.HEAD.size - 1), st.integers(1, 255))
+def test_a_changed_byte_in_any_head_of_a_streak_is_seen(row: int, place: int, change: int) -> None:
+    """All but the lengths: with another length another walk is taken."""
+    frames = list(map(fr.encode, VARIED))
+    ends = list(accumulate(map(len, frames), initial=0))
+    raw = bytearray(b"".join(frames))
+    raw[ends[row] + place] ^= change
+    places = array("q", ends)
+    heads = [fr.HEAD.unpack_from(raw, at) for at in ends[:-1]]
+    fine = 0
+    while (
+        fine < len(heads)
+        and heads[fine][1:3] == heads[0][1:3]
+        and heads[fine][3] > (heads[fine - 1][3] if fine else 9)
+        and heads[fine][3] != fr.NOTHING_SEEN
+        and heads[fine][5] <= len(frames[fine]) - fr.HEAD.size
+    ):
+        fine += 1
+    reached = sk.grown(raw, places, fr.MAX_FRAME, 9)
+    assert reached == (fine, heads[fine - 1][3] if fine else 9, ends[fine])
+
+
+def test_a_streak_is_walked_up_to_the_last_frame_that_is_whole() -> None:
+    raw = bytearray(b"".join(map(fr.encode, VARIED)))
+    ends = list(accumulate((len(fr.encode(each)) for each in VARIED), initial=0))
+    assert list(sk.begins(raw, 0, len(raw), 1000)) == ends
+    assert list(sk.begins(raw, 0, len(raw) - 1, 1000)) == ends[:-1]
+    assert list(sk.begins(raw, 0, len(raw), 10)) == ends[:11]
+    assert list(sk.begins(raw, ends[3], ends[20] + 5, 1000)) == ends[3:21], (
+        "what is behind the end does not count"
+    )
+    assert sk.grown(raw, array("q", ends), len(fr.encode(VARIED[3])) - 5, 9)[0] == 3, "one is over the limit"
+    other = raw + fr.encode(fr.Message(8, 1)) + raw
+    assert list(sk.begins(other, len(raw), len(other), 1000)) == [], (
+        "those behind the first are of another stream"
+    )
+
+
+def test_streams_that_take_turns_in_short_stretches_are_not_walked_again_and_again() -> None:
+    intake = Intake()
+    for stream in (7, 8):
+        intake.open(stream, fr.NOTHING_SEEN)
+    sent = [
+        fr.Message(7 + turn % 2, turn * 50 + number, body=bytes(number % 7))
+        for turn in range(20)
+        for number in range(50)
+    ]
+    looked = 0
+    walk = sk.begins
+
+    def counted(*arguments: object) -> array[int]:
+        nonlocal looked
+        places = walk(*arguments)  # type: ignore[arg-type]
+        looked += len(places)
+        return places
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sk, "begins", counted)
+        feed(intake, b"".join(map(fr.encode, sent)))
+        runs = [item for item in intake.items() if isinstance(item, Run)]
+    assert sum(run.count for run in runs) == len(sent)
+    assert looked < len(sent)
 
 
 def test_many_that_are_alike_are_taken_at_once_and_those_that_differ_are_not_tried() -> None:

@@ -1,7 +1,7 @@
 """What a worker reads from one connection: runs of messages, taken whole from the bytes that came, and other frames.
 
 Messages are most of what comes. They are looked at in one pass over the buffer, without an object for each: tag, stream
-and id, against the last id of the stream; where many in a row are of one length, all of them at once (`alike`). Those
+and id, against the last id of the stream; where many in a row are of one stream, all at once (`alike`, `streak`). Those
 that are new stay in `Run.pieces` where they were received, ready for the log; a message that was seen before (its id is
 not above the last one) ends a piece and is left out. Whatever is no message on an open stream is handed out as a frame,
 for the session to judge.
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
+from penstock.connector import streak
 from penstock.connector.alike import LEAST, grown, likely
 from penstock.connector.buffers import SIZE, Buffers
 from penstock.connector.frames import (
@@ -78,6 +79,8 @@ class Intake:
         self._at = self._end = 0
         self._flows = False
         """Whether much came last time."""
+        self._stretch = streak.LEAST
+        """How many messages are looked at together next; 0: none, for once."""
         self._piece = 0
         """Where the new messages begin that are not in the run's pieces yet."""
 
@@ -172,7 +175,7 @@ class Intake:
         """All messages from here on that need no judging."""
         run = Run()
         begin = self._piece = self._at
-        while self._take_alike(run) or self._take(run):
+        while self._take_alike(run) or self._take_streak(run) or self._take(run):
             pass
         if self._at == begin:
             return None
@@ -199,6 +202,32 @@ class Intake:
         run.count += count
         self.last[stream] = run.lasts[stream] = last
         self._at = at + count * stride
+        return True
+
+    def _take_streak(self, run: Run) -> bool:
+        """Some new messages of one stream at once, of any lengths; False if there are none here.
+
+        More each time, while it is worth it. After it was not, the next ones are read one by one for a while.
+        """
+        data, at, stretch = self._data, self._at, self._stretch
+        self._stretch = streak.LEAST
+        if not stretch or self._end - at < streak.LEAST * _SMALLEST:
+            return False
+        _, mark, number, _ = _UNPACK_HEAD(data, at)
+        stream = self._stream_of(mark, run)
+        if stream is None or number <= self.last[stream]:
+            return False
+        places = streak.begins(data, at, self._end, stretch)
+        if len(places) <= streak.LEAST // 2:
+            return False
+        count, last, end = streak.grown(data, places, self.limit, self.last[stream])
+        self._stretch = min(2 * stretch, streak.MOST) if count == len(places) - 1 else 0
+        if not count:
+            return False
+        run.spent += count
+        run.count += count
+        self.last[stream] = run.lasts[stream] = last
+        self._at = end
         return True
 
     def _take(self, run: Run) -> bool:
