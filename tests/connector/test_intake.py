@@ -262,6 +262,20 @@ def test_who_sends_much_gets_a_large_buffer_and_gives_it_back_when_it_sends_litt
     assert len(intake._data) == 0
 
 
+def test_what_waits_for_the_log_keeps_no_buffer_that_is_much_larger() -> None:
+    pool = Buffers()
+    intake = Intake(buffers=pool)
+    intake.open(1, fr.NOTHING_SEEN)
+    sizes, pieces = [30_000, 30_000, 30_000, 200_000, 10], []
+    for number, size in enumerate(sizes, 1):
+        feed(intake, fr.encode(fr.Message(1, number, body=bytes([number]) * size)))
+        pieces += [piece for item in intake.items() if isinstance(item, Run) for piece in item.pieces]
+    assert [len(piece) - fr.HEAD.size for piece in pieces] == sizes
+    kept = [any(piece.obj is each for each in pool._kept) for piece in pieces]
+    assert kept[-3:] == [False, True, False]
+    assert [piece[-1] for piece in pieces] == [1, 2, 3, 4, 5]
+
+
 ROW = [fr.Message(7, 10 + number, number, b"k", b"body") for number in range(al.LEAST)]
 STRIDE = len(fr.encode(ROW[0]))
 

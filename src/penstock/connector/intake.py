@@ -42,6 +42,8 @@ _SMALL: Final = 32 << 10
 """The buffer of a connection that sends little."""
 _FEW: Final = _SMALL // 2
 """There is room for so many bytes at least; whoever sends as many at once gets a large buffer."""
+_WORTH_KEEPING: Final = SIZE // 8
+"""Less than this is copied out of a large buffer, rather than have it wait for the log with all that is around it."""
 LONGEST_HELLO: Final = 1 + 5 * (2 + SHORT_LIMIT)
 """What a peer that has shown no cookie yet may make us keep."""
 _FRESH: Final = -1
@@ -181,6 +183,8 @@ class Intake:
             return None
         self._end_piece(run, self._at)
         run.size = sum(map(len, run.pieces))
+        if 0 < run.size < _WORTH_KEEPING and len(self._data) > _SMALL:
+            run.pieces = [memoryview(b"".join(run.pieces))]
         return run
 
     def _take_alike(self, run: Run) -> bool:
