@@ -4,9 +4,9 @@ Each method does what its state is for and names the next one; `run` steps until
 wrong before the commit proposal rolls back; after it the append is in the journal, acknowledged or not. A broker
 that is the only replica passes through the same states as one with peers; its acknowledgement is its own disk's.
 
-Small appends that came whole, one right behind the other and under the same conditions, may go through the states
-together, as a *run*: what the states find out for the first holds for the others, since nobody gets in between. One
-proposal commits them, and each has its own span of what was committed.
+Appends that came whole, one right behind the other and under the same conditions, may go through the states together,
+as a *run*: what the states find out for the first holds for the others, since nobody gets in between. One proposal
+commits them, and each has its own span of what was committed.
 """
 
 from __future__ import annotations

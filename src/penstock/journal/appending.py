@@ -158,7 +158,7 @@ class AppendBase:
         era: int | None = None,
     ) -> None:
         """`requests` are what the client sends after the first; or the whole contents of a run of appends, of which
-        all but the first are small and not empty. As many as go together are `taken`, at least one.
+        all but the first are not empty. As many as go together are `taken`, at least one.
 
         `rolling` closes the fragment first. Unless `summed`, nobody wants to know the sum of this append. With an
         `era` (`LocalSpool.era`) it is refused if commits were given up since.

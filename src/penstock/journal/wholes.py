@@ -37,6 +37,7 @@ class Pieces:
 
 
 def parts_of(content: Buffer | Pieces) -> Sequence[Buffer]:
+    """Where it lies."""
     return content.parts if isinstance(content, Pieces) else (content,)
 
 
