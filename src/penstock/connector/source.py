@@ -14,8 +14,8 @@
     Connector(["127.0.0.1:7110"], "numbers", [Numbers()], cookie=b"...").run()
 
 **Who calls what.** `seek` when the worker has accepted the stream, before the first `read`, and again after every lost
-connection. Then `read`, again and again; one that has many records at once gives them as `Columns`, which cost a
-fraction. Both may be plain or `async`; a plain one that waits says `blocking = True` and runs in a thread, one call at
+connection. Then `read`, again and again; one that has many records at once gives them as `Columns`, which cost less
+than half. Both may be plain or `async`; a plain one that waits says `blocking = True` and runs in a thread, one call at
 a time: after a lost connection `seek` waits for a `read` that is still at it. `ack` waits for nothing, and may be
 called meanwhile. Ids of a stream only grow; the same record always has the same id. `seek` may land earlier than asked:
 what the log has already is dropped by its id. If it cannot reach the point it raises `CannotSeekError`, the worker is
