@@ -13,8 +13,14 @@ from typing import Final
 SIZE: Final = 1 << 20
 MOST: Final = 20
 """Buffers that are kept; when all are in use there are others, for once."""
-_NOBODY: Final = 2
-"""What `getrefcount` says of a thing that only a list has: the list, and the call itself."""
+
+
+def _users(kept: list[bytearray], at: int) -> int:
+    """How many know of a buffer, by the interpreter's own count; what that is for nobody depends on its version."""
+    return sys.getrefcount(kept[at])
+
+
+_NOBODY: Final = _users([bytearray()], 0)
 
 
 class Buffers:
@@ -27,7 +33,7 @@ class Buffers:
         """A buffer of `SIZE` that nobody looks into. What it holds is whatever was there."""
         kept = self._kept
         for at in range(len(kept)):
-            if sys.getrefcount(kept[at]) == _NOBODY:
+            if _users(kept, at) == _NOBODY:
                 return kept[at]
         fresh = bytearray(SIZE)
         if len(kept) < MOST:
