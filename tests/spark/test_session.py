@@ -351,6 +351,30 @@ def test_soak_the_jvm_and_the_workers_go_when_the_driver_is_killed(second_run: K
         ),
         (
             [
+                "PySpark daemon failed to flush the output to the worker process:\n",
+                "Traceback (most recent call last):\n",
+                '  File "x/pyspark/daemon.py", line 1, in worker\n',
+                "BrokenPipeError: [Errno 32] Broken pipe\n",
+                "\n",
+                "next\n",
+                "\n",
+            ],
+            "next\n\n",
+        ),
+        (
+            [
+                "Traceback (most recent call last):\n",
+                "Traceback (most recent call last):\n",
+                '  File "x/pyspark/daemon.py", line 1, in manager\n',
+                '  File "x/pyspark/daemon.py", line 1, in manager\n',
+                "BrokenPipeError: [Errno 32] Broken pipe\n",
+                "BrokenPipeError: [Errno 32] Broken pipe\n",
+                "next\n",
+            ],
+            "next\n",
+        ),
+        (
+            [
                 "Traceback (most recent call last):\n",
                 '  File "mine.py", line 1, in f\n',
                 "ValueError: mine\n",

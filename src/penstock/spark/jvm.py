@@ -71,6 +71,7 @@ class Jvm:
         self._output.close()
 
     def kill(self) -> None:
+        self._output.silence()
         if self.process is not None:
             self.process.kill()
 
@@ -151,13 +152,15 @@ class _Output:
 
     def _pass_on(self) -> None:
         held: list[str] = []
+        farewell = False
         with open(self._read_end, errors="replace") as lines:  # noqa: PTH123 - a descriptor, not a path
             for line in lines:
                 self._last.append(line.strip())
                 held.append(line)
                 if _goes_on(held):
                     continue
-                if not self._silent and not _is_farewell(held):
+                farewell = _is_farewell(held) or (farewell and not line.strip())
+                if not self._silent and not farewell:
                     # Whoever closed it wants no output; the JVM must be able to go on.
                     with contextlib.suppress(ValueError, OSError, AttributeError):
                         sys.stderr.write("".join(held))
@@ -166,15 +169,26 @@ class _Output:
 
 
 _MOST_HELD = 200
+_TRACEBACK = "Traceback (most recent call last)"
+_COMPLAINT = "PySpark daemon failed to flush"
+"""What a worker may say before its traceback."""
 
 
 def _goes_on(held: list[str]) -> bool:
-    """Whether the lines are a traceback that has not come to its error yet."""
-    if not held[0].startswith("Traceback (most recent call last)") or len(held) > _MOST_HELD:
+    """Whether the lines are a traceback that has not come to its error yet; or several, line by line in turn."""
+    if not held[0].startswith((_TRACEBACK, _COMPLAINT)) or len(held) > _MOST_HELD:
         return False
-    return len(held) == 1 or held[-1].startswith(" ")
+    begun = sum(line.startswith(_TRACEBACK) for line in held)
+    return len(_errors(held)) < max(begun, 1)
+
+
+def _errors(held: list[str]) -> list[str]:
+    """The lines that end a traceback."""
+    return [line for line in held if line.strip() and not line.startswith((" ", _TRACEBACK, _COMPLAINT))]
 
 
 def _is_farewell(held: list[str]) -> bool:
-    """Whether a worker complains that the query it served has ended: that is how they end."""
-    return "pyspark/daemon.py" in "".join(held[:3]) and held[-1].startswith("BrokenPipeError")
+    """Whether workers complain that the query they served has ended: that is how they end."""
+    errors = _errors(held)
+    ends = bool(errors) and all(error.startswith("BrokenPipeError") for error in errors)
+    return ends and "pyspark/daemon.py" in "".join(held)
