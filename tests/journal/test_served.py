@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import penstock.journal.served
 from penstock.base.disk import Disk
 from penstock.journal.client import AsyncClient, BrokerGoneError
 from penstock.journal.datadir import DataDir, Lock
-from penstock.journal.embedded import EmbeddedBroker
+from penstock.journal.embedded import EmbeddedBroker, connect
 from penstock.journal.served import Served, served
 from penstock.log.commitlog import journal_spec
 
@@ -65,6 +66,44 @@ def test_a_command_that_has_the_directory_for_a_moment_is_waited_for(
             assert here.near() is not None
 
     run(test)
+
+
+def test_commands_that_have_it_one_behind_the_other_do_not_keep_it_from_whoever_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a program that asks for the status every second does, or a test that looks how far things are."""
+    monkeypatch.setattr(penstock.journal.served, "PATIENCE", 0.0)
+    EmbeddedBroker(tmp_path).stop()
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            with connect(tmp_path) as client:
+                client.list()
+            over.wait(0.02)
+
+    async def test() -> None:
+        with connect(tmp_path):
+            looking = asyncio.create_task(asyncio.to_thread(look))
+            await asyncio.sleep(0.2)
+            async with served(tmp_path) as here:
+                assert here.near() is None, "somebody has it"
+                await asyncio.sleep(0.5)
+        over.set()
+        await looking
+
+    async def taken() -> None:
+        looking = asyncio.create_task(asyncio.to_thread(look))
+        try:
+            async with served(tmp_path) as here, asyncio.timeout(penstock.journal.served.ABSENCE - 1):
+                await took(here)
+        finally:
+            over.set()
+            await looking
+
+    run(test)
+    over.clear()
+    run(taken)
 
 
 def test_an_owner_that_is_soon_back_finds_the_directory_free(

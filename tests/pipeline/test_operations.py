@@ -13,8 +13,8 @@ from penstock import adaptors as a
 from penstock import functions as f
 from penstock.base.errors import InUseError
 from penstock.journal.client import Client
-from penstock.journal.datadir import Owner
-from penstock.journal.embedded import EmbeddedBroker
+from penstock.journal.datadir import DataDir, Owner
+from penstock.journal.embedded import EmbeddedBroker, connect
 from penstock.log.commitlog import CommitLog
 from penstock.log.control import ControlEntry, ControlState, RunMark
 from penstock.log.message import Message, Mode, Op
@@ -25,7 +25,7 @@ from penstock.pipeline import moves
 from penstock.pipeline.cases import Outcome, compared, meets, same
 from penstock.pipeline.definition import Pipeline
 from penstock.pipeline.editing import open_editor
-from penstock.pipeline.live import momentary, running
+from penstock.pipeline.live import running
 from penstock.pipeline.operations import open_directory, utc
 from penstock.pipeline.progress import Progress, RunFile
 from penstock.pipeline.recompute import passed, sink_node, step_traces, tapped
@@ -69,17 +69,15 @@ def test_a_run_is_alive_if_its_lock_or_behind_a_broker_its_beat_says_so(
     assert (found.pid if found else None) == pid
 
 
-@pytest.mark.parametrize(
-    ("command", "answer"),
-    [
-        ("penstock status", True),
-        ("penstock --json offset list", True),
-        ("penstock run shop.py", False),
-        ("penstock", False),
-    ],
-)
-def test_commands_that_hold_a_directory_for_a_moment_are_known(command: str, answer: bool) -> None:
-    assert momentary(Owner(1, command)) is answer
+def test_whoever_has_a_directory_for_a_moment_says_so(tmp_path: Path) -> None:
+    directory = DataDir(tmp_path / "data")
+    with EmbeddedBroker(directory.path):
+        assert (owner := directory.owner()) is not None
+        assert not owner.passing
+    for look in (connect, open_directory, lambda path: open_editor(path, "me")):
+        with look(directory.path):
+            assert (owner := directory.owner()) is not None
+            assert owner.passing
 
 
 def test_a_directory_that_something_else_holds_is_not_edited(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from penstock.journal.client import BrokerGoneError, Client
 from penstock.journal.datadir import DataDir, Owner
 from penstock.journal.embedded import EmbeddedBroker, address
 from penstock.pipeline.editing import Editor, open_editor
-from penstock.pipeline.live import momentary
 from penstock.pipeline.operations import Directory
 
 LINGER = 0.4
@@ -230,14 +229,14 @@ class DirectoryPlace:
                 return None
             return self._open()
         starting = not self._directory.socket.exists()
-        if (momentary(owner) or starting) and not last:
+        if (owner.passing or starting) and not last:
             return None
         return self._through(owner)
 
     def _open(self) -> tuple[Client, Owner | None] | None:
         self._notice()
         try:
-            self._broker = EmbeddedBroker(self._directory.path, create=False, patience=0.0)
+            self._broker = EmbeddedBroker(self._directory.path, create=False, patience=0.0, passing=True)
         except InUseError:
             return None  # somebody was faster
         self._drop_client()

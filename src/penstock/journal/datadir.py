@@ -45,10 +45,11 @@ class Version(msgspec.Struct, frozen=True):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Content of the LOCK file: who holds it, in words."""
+    """Content of the LOCK file: who holds it, in words, and whether it is a command that has it for a moment."""
 
     pid: int
     command: str
+    passing: bool = False
 
 
 class DataDir:
@@ -170,10 +171,13 @@ class DataDir:
 class Lock:
     """The exclusive lock on a data directory, released by the kernel however the process ends."""
 
-    def __init__(self, directory: DataDir, disk: Disk, patience: float = 0.0) -> None:
+    def __init__(
+        self, directory: DataDir, disk: Disk, patience: float = 0.0, *, passing: bool = False
+    ) -> None:
         """Take the lock, waiting up to `patience` seconds for a command that holds it for a moment.
 
-        The directory is made if need be, and through `disk`, since all that is in it will rest on that.
+        `passing` says that we are such a one. The directory is made if need be, and through `disk`, since all that is
+        in it will rest on that.
         """
         disk.make_dirs(directory.path, 0o700)
         self._fd = os.open(directory.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -182,7 +186,8 @@ class Lock:
         except BaseException:
             os.close(self._fd)
             raise
-        owner = msgspec.json.encode(Owner(os.getpid(), " ".join(["penstock", *sys.argv[1:]])[:1000]))
+        command = " ".join(["penstock", *sys.argv[1:]])[:1000]
+        owner = msgspec.json.encode(Owner(os.getpid(), command, passing))
         with contextlib.suppress(OSError):  # a full disk: the lock holds, only nobody can say whose it is
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, owner, 0)

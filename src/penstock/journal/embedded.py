@@ -37,15 +37,19 @@ class EmbeddedBroker:
         create: bool = True,
         patience: float = _PATIENCE,
         grace: float = EMBEDDED_GRACE,
+        passing: bool = False,
         disk: Disk | None = None,
     ) -> None:
-        """`patience` is for the owner that the directory may have, `grace` for whoever asks us when we are to end."""
+        """`patience` is for the owner that the directory may have, `grace` for whoever asks us when we are to end.
+
+        `passing` is for commands, which have the directory for a moment: who wants to have it waits for them.
+        """
         self.directory = DataDir(path)
         self._grace = grace
         self._disk = disk or Disk()
         if not create:
             self.directory.version()
-        self._lock = Lock(self.directory, self._disk, patience)
+        self._lock = Lock(self.directory, self._disk, patience, passing=passing)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._near: NearAppends | None = None
@@ -131,7 +135,7 @@ def connect(path: Path) -> Iterator[Client]:
             time.sleep(_POLL)
             continue
         try:
-            broker = EmbeddedBroker(path, create=False, patience=0.0)
+            broker = EmbeddedBroker(path, create=False, patience=0.0, passing=True)
         except InUseError:
             time.sleep(_POLL)
             continue

@@ -1,10 +1,10 @@
 """The broker of a data directory, for a program with an event loop that stays.
 
 Whoever owns the directory answers on its socket. If nobody does, this program takes it, with a broker in its own event
-loop (gRPC does not like two of them in one process). A command that has it for a moment is waited for. An owner that
-stays is left to it; when it has gone (a run that ended, another worker that was killed) and is not back after a while,
-the directory is taken over. The socket has the same address all the while, so clients see their broker come back, and
-nothing else.
+loop (gRPC does not like two of them in one process). A command that has it for a moment is waited for, however many
+come one behind the other. An owner that stays is left to it; when it has gone (a run that ended, another worker that
+was killed) and is not back after a while, the directory is taken over. The socket has the same address all the while,
+so clients see their broker come back, and nothing else.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Served:
         self._disk = disk
         self._owning = AsyncExitStack()
         self._broker: Broker | None = None
+        self._seen: float | None = None
+        """When the directory last had an owner that stays."""
 
     def near(self) -> NearCall | None:
         """A stream of appends without a socket; None while somebody else owns the directory."""
@@ -52,17 +54,22 @@ class Served:
     async def begin(self) -> None:
         """Own the directory, unless somebody has it and keeps it."""
         deadline = time.monotonic() + PATIENCE
-        while not await self._take() and time.monotonic() < deadline:  # noqa: ASYNC110 - a lock tells nobody
+        while not await self._take() and time.monotonic() < deadline:
+            self._look()
             await asyncio.sleep(_POLL)
+        self._look()
+
+    def _look(self) -> None:
+        owner = self._directory.owner()
+        if owner is not None and not owner.passing:
+            self._seen = time.monotonic()
 
     async def follow(self) -> None:
-        """Take the directory when it has been nobody's for a while."""
-        seen = time.monotonic()
+        """Take the directory when nobody who stays has had it for a while, or ever."""
         while self._broker is None:
             await asyncio.sleep(_POLL)
-            if self._directory.owner() is not None:
-                seen = time.monotonic()
-            if time.monotonic() - seen < ABSENCE:
+            self._look()
+            if self._seen is not None and time.monotonic() - self._seen < ABSENCE:
                 continue
             try:
                 await self._take()

@@ -54,7 +54,7 @@ def open_editor(path: Path, who: str, *, patience: float = 5.0) -> Iterator[Edit
             yield Editor(Directory(client, directory, owner), who)
         return
     try:
-        broker = EmbeddedBroker(path, create=False, patience=patience)
+        broker = EmbeddedBroker(path, create=False, patience=patience, passing=True)
     except InUseError as error:
         raise InUseError(error.message, hint="stop it first: offsets are edited while nothing runs") from None
     with broker, Client(broker.address) as client:

@@ -16,19 +16,6 @@ _BROKER = "penstock broker "
 """How the command begins that serves a data directory to everybody."""
 
 
-_MOMENTARY = {
-    "status", "xlog", "offset", "dead", "tap", "trace", "step", "pause", "resume", "backfill", "journals",
-    "console",
-}  # fmt: skip
-"""Commands that own a data directory for a moment, if nobody else does."""
-
-
-def momentary(owner: Owner) -> bool:
-    """Whether the owner is a command that will let go of the data directory in a moment."""
-    words = [word for word in owner.command.split()[1:] if not word.startswith("-")]
-    return bool(words) and words[0] in _MOMENTARY
-
-
 def serves(owner: Owner) -> bool:
     """Whether the owner of a data directory is a broker for everybody, not a run."""
     return owner.command.startswith(_BROKER)

@@ -33,7 +33,7 @@ from penstock.log.positions import LogCache
 from penstock.log.reader import LogReader
 from penstock.log.record import Record
 from penstock.pipeline.clock import now_us
-from penstock.pipeline.live import momentary, running
+from penstock.pipeline.live import running
 from penstock.pipeline.namespace import Namespace
 from penstock.pipeline.progress import RunFile, published
 from penstock.pipeline.records import LogEntry, PipelineStatus, RunStatus, SinkStatus, entry
@@ -51,7 +51,7 @@ def open_directory(path: Path) -> Iterator[Directory]:
     directory.version()
     while (owner := _lasting_owner(directory)) is None:
         try:
-            broker = EmbeddedBroker(path, create=False, patience=0.0)
+            broker = EmbeddedBroker(path, create=False, patience=0.0, passing=True)
         except InUseError:
             continue  # somebody was faster
         with broker, Client(broker.address) as client:
@@ -65,7 +65,7 @@ def open_directory(path: Path) -> Iterator[Directory]:
 def _lasting_owner(directory: DataDir) -> Owner | None:
     """Who owns the directory, other commands aside: their broker would go before we are done with it."""
     deadline = time.monotonic() + _PATIENCE
-    while (owner := directory.owner()) is not None and momentary(owner) and time.monotonic() < deadline:
+    while (owner := directory.owner()) is not None and owner.passing and time.monotonic() < deadline:
         time.sleep(_POLL)
     return owner
 
