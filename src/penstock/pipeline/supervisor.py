@@ -171,9 +171,8 @@ class SupervisedSink:
             if self._batches.failure is None or self._batches.busy:
                 self.state = self._how_it_runs(end)
                 return
-            _stop(
-                self._query
-            )  # a batch failed that was published beside it, and maybe no other comes to tell
+            # A batch failed that was published beside the query, and maybe no other comes to tell it.
+            _stop(self._query)
         if self._query is not None:
             if self._batches.busy:
                 return
