@@ -7,7 +7,7 @@ import { store } from "./store.js";
 import { clock, count, counted, took } from "./words.js";
 
 const STEPS = ["stage", "publish", "offsets", "dead letters"];
-const ABOUT = { stage: "functions and staging, in Spark's tasks", publish: "the target takes it", offsets: "the offset log moves", "dead letters": "refused messages are kept", other: "planning, and Spark itself" };
+const ABOUT = { stage: "functions and staging, in Spark's tasks", publish: "the target takes it", offsets: "the offset log moves", "dead letters": "refused messages are kept", other: "planning, Spark itself, and the wait for the batch before" };
 
 const SMALL = new Set(["Messages", "Took"]);
 
