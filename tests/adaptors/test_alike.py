@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.adaptors.columns.alike import PLAIN, STRING, apart
+from penstock.adaptors.columns.alike import apart
+from penstock.adaptors.columns.textcolumns import PLAIN, STRING
 from penstock.adaptors.postgres.sink_rows import Converter, Lines
 from penstock.adaptors.postgres.sink_table import Name, Table
 from penstock.adaptors.postgres.sink_values import Column

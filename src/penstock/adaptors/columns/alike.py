@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from penstock.adaptors.columns import textarrays as ta
+from penstock.adaptors.columns.textcolumns import PLAIN, STRING
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
     Places: TypeAlias = NDArray[np.int64]
     Rows: TypeAlias = NDArray[np.bool_]
-
-PLAIN, STRING = "", '"'
-"""How a value may be written, beside null: without quotes, or as a string. A form is told by its name, as `$date`."""
 
 _names = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _QUOTE = ord('"')

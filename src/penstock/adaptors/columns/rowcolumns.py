@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from penstock.adaptors.columns import textarrays as ta
-from penstock.adaptors.columns.alike import apart
 from penstock.adaptors.columns.columnreaders import FIT_ERRORS, Reader, reader_of, texts_reader_of
 from penstock.adaptors.columns.textcolumns import TextReader
 from penstock.log import values
@@ -172,6 +171,8 @@ class _Rows:
     def _alike(self, texts: pa.Array) -> list[pa.Array] | None:
         """The columns of rows that have the same fields, all of them of kinds that can be read as text."""
         import pyarrow as pa
+
+        from penstock.adaptors.columns.alike import apart
 
         readers = self._texts
         taken = apart(texts, {name: reader.spelt for name, reader in readers.items()})

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.adaptors.columns.alike import PLAIN, STRING
 from penstock.log.schema import Kind
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+PLAIN, STRING = "", '"'
+"""How a value may be written, beside null: without quotes, or as a string. A form is told by its name, as `$date`."""
 
 _INTEGER = "^(?:0|-?[1-9][0-9]*)$"
 _NUMBER = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?$"

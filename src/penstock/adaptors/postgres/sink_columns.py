@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.adaptors.columns import textarrays as ta
-from penstock.adaptors.columns.alike import PLAIN, STRING, apart
+from penstock.adaptors.columns.alike import apart
+from penstock.adaptors.columns.textcolumns import PLAIN, STRING
 from penstock.adaptors.postgres.sink_text import FORMS, NULL, kept, wanted
 from penstock.adaptors.postgres.sink_values import FLOATS, INTEGERS, Column
 
