@@ -76,26 +76,19 @@ def test_commands_that_have_it_one_behind_the_other_do_not_keep_it_from_whoever_
     """As a program that asks for the status every second does, or a test that looks how far things are."""
     monkeypatch.setattr(penstock.journal.served, "PATIENCE", 0.0)
     EmbeddedBroker(tmp_path).stop()
-    over = threading.Event()
+    over, looked = threading.Event(), threading.Event()
 
     def look() -> None:
         while not over.is_set():
             with suppress(PenstockError), connect(tmp_path) as client:  # whom it asks may go meanwhile
                 client.list()
+                looked.set()
+                over.wait(0.1)
             over.wait(0.02)
 
     async def test() -> None:
-        with connect(tmp_path):
-            looking = asyncio.create_task(asyncio.to_thread(look))
-            await asyncio.sleep(0.2)
-            async with served(tmp_path) as here:
-                assert here.near() is None, "somebody has it"
-                await asyncio.sleep(0.5)
-        over.set()
-        await looking
-
-    async def taken() -> None:
         looking = asyncio.create_task(asyncio.to_thread(look))
+        await asyncio.to_thread(looked.wait)
         try:
             async with served(tmp_path) as here, asyncio.timeout(penstock.journal.served.ABSENCE - 1):
                 await took(here)
@@ -104,8 +97,6 @@ def test_commands_that_have_it_one_behind_the_other_do_not_keep_it_from_whoever_
             await looking
 
     run(test)
-    over.clear()
-    run(taken)
 
 
 def test_an_owner_that_is_soon_back_finds_the_directory_free(
