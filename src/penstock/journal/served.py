@@ -61,7 +61,7 @@ class Served:
 
     def _look(self) -> None:
         owner = self._directory.owner()
-        if owner is not None and not owner.passing:
+        if owner is not None and owner.pid and not owner.passing:  # one that is nameless is coming, or going
             self._seen = time.monotonic()
 
     async def follow(self) -> None:
