@@ -89,6 +89,10 @@ with psycopg.connect({source!r}) as source, psycopg.connect({target!r}) as targe
 """
 
 
+LOOK = 0.25
+"""Seconds between two looks at a mover's processes, of which each takes some milliseconds from the mover."""
+
+
 @dataclass(frozen=True)
 class Cost:
     """What a command took: seconds by the clock, of the processor, and the most memory its processes had."""
@@ -107,7 +111,7 @@ def cost(command: Sequence[str], place: Path) -> Cost:
         most = 0
         while process.poll() is None:
             most = max(most, _look(process, spent))
-            time.sleep(0.1)
+            time.sleep(LOOK)
     taken = time.perf_counter() - started
     if process.returncode != 0:
         raise SystemExit(f"{' '.join(command)}\n{(place / 'output').read_text()[-4000:]}")
