@@ -132,3 +132,15 @@ def test_rows_of_a_table_are_read_as_text(monkeypatch: pytest.MonkeyPatch) -> No
     for odd in ('{"$localDate":"2026-02-30"}', '{"$uuid":"no"}'):
         documents[1] = documents[1].replace(odd, "null")
     assert not columns_of(texts(documents), schema_of(kinds)).refused
+
+
+@pytest.mark.parametrize("kind", [*VALUES, Kind.MAP, Kind.LIST])
+def test_a_document_alone_is_read_as_among_others(kind: Kind) -> None:
+    nested = ['{"a":[1.50, null]}', "[1.50,1e400]", '{"b" : -0}']
+    for value in [*VALUES.get(kind, []), *nested]:
+        alone, *among = (
+            columns_of(texts([document([value])] * rows), schema_of([kind])) for rows in (1, 2, 3)
+        )
+        for found in among:
+            assert repr(found.batch.to_pylist()[0]) == repr(alone.batch.to_pylist()[0])
+            assert set(found.refused.values()) == set(alone.refused.values())

@@ -156,7 +156,7 @@ class _Rows:
         """The columns of some rows, piece by piece; `first` is the index of the first of them."""
         if not len(texts):
             return []
-        for read in (self._alike, self._together) if len(texts) > 1 else ():
+        for read in (self._alike, self._together) if len(texts) > 1 else (self._together,):
             try:
                 found = read(texts)
             except FIT_ERRORS:
