@@ -157,7 +157,7 @@ class SupervisedSink:
         """Measure how far behind the sink is, also one that is paused or has stopped: that one holds the log most."""
         if self.state == "detached":
             return
-        self._lag.look(self._batches.at, end)
+        self._lag.look(self._batches.stands, end)
         if self._lag.detaches:
             self._halting = "detached"
         if self._halting is not None:
@@ -253,7 +253,7 @@ class SupervisedSink:
             lag=end.offset - commit.watermark,
             batch_ms=self._last.seconds * 1000 if self._last else None,
             error=first_line(trouble) if trouble else None,
-            lag_bytes=max(end.byte - self._batches.at.byte, 0) if end.offset > commit.watermark else 0,
+            lag_bytes=max(end.byte - self._batches.stands.byte, 0) if end.offset > commit.watermark else 0,
             lag_seconds=self._lag.seconds if end.offset > commit.watermark else 0.0,
             gauges={"aborts": float(aborts)} if aborts else {},
             max_lag_bytes=limit.bytes,
@@ -388,7 +388,8 @@ class SupervisedSink:
         now = time.monotonic()
         while self._recent and now - self._recent[0][0] > _RATE_WINDOW:
             self._recent.popleft()
-        return sum(count for _, count in self._recent) / _RATE_WINDOW
+        recent = tuple(self._recent)  # at one moment: another thread may add a batch that is done
+        return sum(count for _, count in recent) / _RATE_WINDOW
 
 
 def _stop(query: StreamingQuery) -> None:

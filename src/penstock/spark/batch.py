@@ -145,6 +145,7 @@ class BatchRunner:
         A target that has less than was acknowledged, or more than the log has messages, belongs to another time
         of this pipeline: one of the two was brought back from a copy.
         """
+        self.at = self.stands
         self._overlap.forget()
         self.failure = None
         self._stopping = False
@@ -157,6 +158,12 @@ class BatchRunner:
     @property
     def is_open(self) -> bool:
         return self._publisher is not None
+
+    @property
+    def stands(self) -> LogPoint:
+        """Where the offset log stands: before `at` while a batch is published beside the next one, or failed there."""
+        since = self._overlap.since
+        return self.at if since is None else since
 
     def _open(self, log_end: int) -> None:
         self.close()
@@ -232,6 +239,7 @@ class BatchRunner:
         """Take the offset log back from an operator who has edited it while the sink stood still."""
         with self._busy:
             self._overlap.wait()
+            self._overlap.forget()
             self.offsets = self._claim()
             self.at = LogPoint(MessageOffset(self.offsets.state.commit.watermark), ByteOffset(0))
 
@@ -303,7 +311,10 @@ class BatchRunner:
         with spent.on("stage"):
             tasks = self._staged(work)
         with spent.on("wait"):
-            self._overlap.settle()
+            if (
+                self._overlap.settle()
+            ):  # which may have ended the troubles that refused messages are buried for
+                self._burying = self.buries
         while refusals := refusals_of(tasks):
             if not self._burying:
                 refused = refusals[0]
@@ -316,7 +327,7 @@ class BatchRunner:
                 tasks = self._staged(work) if work.end.offset > begin.offset else []
         finish = functools.partial(self._finish, tasks, work, spent)
         if refused is None and self._may_overlap(tasks, work):
-            self._overlap.begin(finish, work.end.offset)
+            self._overlap.begin(finish, begin, work.end.offset)
         else:
             finish()
         self.at = work.end

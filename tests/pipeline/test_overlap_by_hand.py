@@ -1,0 +1,199 @@
+"""What is told, kept and decided while a batch is published beside the next one; without Spark, step by step."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from penstock.adaptors.base import Adaptor, Publisher, Refusal, Sink, SinkPosition, Stage, Staged
+from penstock.adaptors.file.sink import FilePublisher, FileSink
+from penstock.base.errors import AwayError, PenstockError, RefusedError
+from penstock.log.offsets import OffsetLog
+from penstock.pipeline.definition import SinkNode
+from penstock.pipeline.namespace import Namespace
+from penstock.pipeline.policy import OnError, Policy
+from penstock.pipeline.supervisor import SupervisedSink
+from penstock.pipeline.surroundings import Surroundings, runner_for
+from penstock.spark.reach import Reach
+from penstock.spark.single import batch_of
+from penstock.spark.tasks import Task
+from penstock.spark.work import Work
+
+from .byhand import NOW, ByHand, numbered
+
+PATIENCE = 20.0
+
+
+@dataclass(frozen=True)
+class Held(Adaptor):
+    """A file that is published when somebody lets go of it; then it may fail."""
+
+    name: ClassVar[str] = "held"
+    description: ClassVar[str] = "for tests"
+    writes: ClassVar[bool] = True
+    target: Path = Path()
+    let_go: threading.Event = field(default_factory=threading.Event)
+    errors: list[PenstockError] = field(default_factory=list)
+    """What happens the next times, the last one first."""
+
+    def sink(self) -> Sink:
+        return HeldSink(self)
+
+
+class HeldSink(FileSink):
+    def __init__(self, settings: Held) -> None:
+        super().__init__(settings.target)
+        self._settings = settings
+
+    def publisher(self) -> Publisher:
+        return HeldPublisher(self._settings)
+
+
+class HeldPublisher(FilePublisher):
+    def __init__(self, settings: Held) -> None:
+        super().__init__(settings.target)
+        self._settings = settings
+
+    def publish(self, parts: Sequence[Staged], position: SinkPosition) -> None:
+        assert self._settings.let_go.wait(PATIENCE)
+        if self._settings.errors:
+            raise self._settings.errors.pop()
+        super().publish(parts, position)
+
+
+class Batches:
+    """The sink `s` of a log of thirty messages, given in batches of ten that are staged in this process."""
+
+    def __init__(self, here: ByHand, on_error: Policy | None = None) -> None:
+        here.append("A" * 30)
+        self.here = here
+        self.target = Held(target=here.target())
+        self.refused: int | None = None
+        """The message that a function refuses."""
+        self.buried: list[int] = []
+        node = SinkNode("s", self.target, Namespace(".*"), on_error=on_error or Policy())
+        options = {"dataDir": str(here.path / "data"), "pipeline": "p"}
+        around = Surroundings(
+            "p", here.log.reader, here.log.log_id, here.path / "scratch", options, Reach(here.client.address)
+        )
+        claim = lambda: OffsetLog(here.client, "p", "s", NOW)  # noqa: E731
+        self.runner = runner_for(node, claim, self._bury, around)
+        self.runner._staged = self._staged  # type: ignore[method-assign]
+        self.sink = SupervisedSink(node, self.runner, around)
+        self.sink.open()
+        self.runner.start(self.runner.at, here.path / "checkpoint")
+
+    @property
+    def lacking(self) -> tuple[int, int]:
+        """What is shown of the messages and bytes that the sink does not have."""
+        told = self.sink.progress(self.here.log.point)
+        assert told.messages_in == told.delivered + told.dropped + told.dead + told.pending
+        return told.pending, told.lag_bytes
+
+    def bytes_from(self, offset: int) -> int:
+        return self.here.log.point.byte - self.here.log.reader.seek(offset).byte
+
+    def give(self, end: int) -> None:
+        """The next batch, as Spark gives it."""
+        planned = self.here.path / "checkpoint" / "offsets" / "0"
+        planned.parent.mkdir(parents=True, exist_ok=True)
+        planned.write_text(json.dumps(self.here.log.reader.seek(end)._asdict()))
+        self.runner(None, 0)  # type: ignore[arg-type]  # nobody looks at the DataFrame
+
+    def _staged(self, work: Work) -> list[Task]:
+        """The one before is let go when this one is staged."""
+        begin, end = work.begin.offset, work.end.offset
+        records = [record for record in self.here.log.reader.show(begin, end) if begin <= record.offset < end]
+        rows = batch_of([record for record in records if record.offset != self.refused])
+        rows = rows.append_column("origin", rows.column("ns"))
+        stage = Stage(self.runner._staging / f"{begin}-{end}-x", "part", self.runner._in_target, begin=begin)
+        staged = self.runner._sink.stager().stage(stage, iter([rows]))
+        if self.refused is not None and begin <= self.refused < end:
+            staged = replace(staged, refused=[Refusal(self.refused, "A", "no", "function")])
+        if begin:
+            self.target.let_go.set()
+        return [Task(staged)]
+
+    def _bury(self, generation: int, refusals: Sequence[Refusal]) -> None:
+        self.buried += [refusal.offset for refusal in refusals]
+
+
+def test_a_batch_that_is_being_published_is_lacking_until_it_is(here: ByHand) -> None:
+    batches = Batches(here)
+    batches.give(10)
+    assert batches.runner.busy
+    assert batches.lacking == (30, batches.bytes_from(0))
+    batches.give(20)
+    batches.runner._overlap.wait()
+    assert batches.lacking == (10, batches.bytes_from(20))
+
+
+def test_a_batch_that_failed_beside_the_next_one_is_lacking_also_while_its_target_is_away(
+    here: ByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = Batches(here)
+    batches.target.errors.append(AwayError("no answer"))
+    batches.give(10)
+    with pytest.raises(AwayError):
+        batches.give(20)
+    assert batches.lacking == (30, batches.bytes_from(0))
+    batches.sink.watch(here.log.point)
+    monkeypatch.setattr(HeldPublisher, "open", _away)
+    with pytest.raises(AwayError):
+        batches.runner.open(30)
+    assert batches.lacking == (30, batches.bytes_from(0))
+
+
+def _away(*_: object) -> SinkPosition:
+    raise AwayError("no answer")
+
+
+def test_a_message_has_its_retries_though_it_was_staged_before_the_sink_moved(here: ByHand) -> None:
+    """Those of another message had come to their end; it was delivered after all."""
+    batches = Batches(here, Policy(OnError.DEAD_LETTER, retries=3))
+    batches.sink._troubles.buries = batches.runner.buries = True
+    batches.refused = 15
+    batches.give(10)
+    with pytest.raises(RefusedError, match="stopped before message 15"):
+        batches.give(20)
+    assert (batches.buried, here.lines()) == ([], numbered(range(15)))
+
+
+def test_what_was_staged_behind_a_batch_that_failed_is_not_published(here: ByHand) -> None:
+    batches = Batches(here)
+    batches.target.errors.append(RefusedError("no"))
+    batches.give(10)
+    with pytest.raises(RefusedError, match="refused the batch 0 to 9"):
+        batches.give(20)
+    assert (here.lines(), here.held().commit.watermark, here.held().commit.careful) == ([], 0, 10)
+    assert not batches.runner.busy
+
+
+def test_to_stop_is_to_wait_for_the_batch_that_is_being_published(here: ByHand) -> None:
+    batches = Batches(here)
+    batches.give(10)
+    assert not batches.runner.stop(0.05)
+    batches.target.let_go.set()
+    assert batches.runner.stop(PATIENCE)
+    batches.give(20)
+    assert here.lines() == numbered(range(10)), "no further one begins"
+
+
+def test_the_rate_is_told_while_a_batch_is_done(here: ByHand) -> None:
+    """That happens in another thread, at any moment."""
+    batches = Batches(here)
+    recent = batches.sink._recent
+
+    class Done(int):
+        def __radd__(self, other: int) -> int:
+            recent.append((recent[0][0], 1))
+            return other + 1
+
+    recent.append((float("inf"), Done(1)))
+    assert batches.sink.progress(here.log.point).rate > 0
