@@ -18,20 +18,29 @@ from penstock.log.schema import Field, Kind, Schema
 VALUES: dict[Kind, list[str]] = {
     Kind.INT: [
         "0", "7", "-12", "-0", "007", "+1", "1.0", "1e3", "0x1F", "9223372036854775807", "9223372036854775808",
-        "-9223372036854775808", "-",
+        "-9223372036854775808", "123456789012345678901234567890", "-", "1 ", "1,2", "[1]",
     ],
     Kind.FLOAT: [
-        "0", "1.5", "-2.5e-3", "1e308", "1e999", "1.", ".5", "NaN", "Infinity", '{"$numberDouble":"NaN"}', "-0.0",
+        "0", "1.5", "-2.5e-3", "-0", "-0.0", "-0e5", "1e308", "1e400", "1e999", "-1e400", "1e-400", "4.9e-324",
+        "2e-324", "1e23", "9007199254740993", "1.7976931348623159e308", "123456789012345678901234567890",
+        "0.30000000000000004", "1.", ".5", "01", "NaN", "Infinity", '{"$numberDouble":"NaN"}',
+        '{"$numberDouble":"1.5"}',
     ],
     Kind.DECIMAL: [
-        "0", "1.50", "-3", "12345678901.99", "0.001", "1E2", "00", "--1", "1-1", '{"$numberDecimal":"NaN"}',
+        "0", "1.50", "-3", "-0", "12345678901.99", "0.001", "1E2", "1e-1", "1.0", "1234567890123456789.12",
+        "12345678901234567890", "00", "--1", "1-1", '{"$numberDecimal":"NaN"}', '{"$numberDecimal":"1.5"}',
     ],
     Kind.BOOL: ["true", "false", "True", "1", "0", "t", "truefalse"],
-    Kind.STRING: ['"a"', '""', '"ä🙂"', '"a\\"b"', '"\\u0041"', '"a,b:{}"', "1", "true"],
+    Kind.STRING: [
+        '"a"', '""', '"ä🙂"', '"a\\"b"', '"\\u0041"', '"\\u0000"', '"\\ud800"', '"\\ud83d\\ude42"', '"\\\\"',
+        '"a,b:{}"', '"a\nb"', '"\0"', '"\x7f\u2028\ufeff"', '"x","f1":"y"', '"a', "1", "true", "{}", "[]",
+    ],
     Kind.TIMESTAMP: [
         '{"$date":"2026-01-01T00:00:00Z"}', '{"$date":"2026-01-01T00:00:00.123456Z"}', '{"$date":"x"}', '{"$date":""}',
         '{"$date":{"$numberLong":"1"}}', '"2026-01-01"', '{"$localDate":"2026-01-01"}',
-        '{"$date":"9999-12-31T00:00:00Z"}',
+        '{"$date":"9999-12-31T00:00:00Z"}', '{"$date":"2026-01-01T00:00:00+01:00"}', '{"$date":"2026-01-01T00:00:00"}',
+        '{"$date":"2026-01-01T00:00:00Z","x":1}', '{"$date": "2026-01-01T00:00:00Z"}', '{"$date":null}',
+        '{"$d\\u0061te":"2026-01-01T00:00:00Z"}', '{"$literal":{"$date":"2026-01-01T00:00:00Z"}}',
     ],
     Kind.DATE: ['{"$localDate":"2026-02-28"}', '{"$localDate":"2026-02-30"}', '{"$localDate":"1-1-1"}'],
     Kind.TIME: ['{"$localTime":"12:34:56"}', '{"$localTime":"12:34:56.5"}', '{"$localTime":"24:00:00"}'],
@@ -89,6 +98,39 @@ def batches(draw: st.DrawFn) -> tuple[list[Kind], list[str]]:
         names = draw(st.permutations(names))
     rows = draw(st.lists(st.tuples(*(value(kinds[int(name[1:])]) for name in names)), min_size=1, max_size=6))
     return kinds, [document(row, names) for row in rows]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        '{"f1":"b","f0":2}',
+        '{"f0":2,"f0":3,"f1":"b"}',
+        '{"f0":2,"f1":"b","f1":"c"}',
+        '{"f\\u0030":2,"f1":"b"}',
+        '{"f0":2}',
+        '{"f0":2,"f1":null}',
+        '{"f0":2,"f1":"b","else":1}',
+        '{"f0":{"f0":2},"f1":"b"}',
+        '{"f0":[2,"f1"],"f1":"b"}',
+        '{"f0":2 ,"f1":"b"}',
+        ' {"f0":2,"f1":"b"}',
+        '{"f0":2,"f1":"b"}\n',
+        '\ufeff{"f0":2,"f1":"b"}',
+        '{"f0":2,"f1":"b"}\0',
+        '{"f0":2,"f1":"b"}{"f0":3,"f1":"c"}',
+        '{"f0":2,"f1":"b",}',
+        '{"f0":2,"f1":"b"',
+        "{}",
+        "[]",
+        "null",
+        "",
+    ],
+)
+@pytest.mark.parametrize("unknown", ["refuse", "ignore"])
+def test_a_document_that_is_nearly_alike_is_read_as_before(odd: str, unknown: Any) -> None:
+    usual, schema = '{"f0":1,"f1":"a"}', schema_of([Kind.INT, Kind.STRING])
+    for documents in ([usual, odd], [odd, usual], [odd, odd], [usual, odd, usual]):
+        same(documents, schema, unknown=unknown)
 
 
 @given(batches(), st.sampled_from(["refuse", "ignore"]))

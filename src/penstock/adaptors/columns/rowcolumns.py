@@ -40,6 +40,9 @@ Unknown = Literal["refuse", "ignore"]
 
 _DIGITS = re.compile(r"\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
 
+_MINUS_ZERO = re.compile(rb"-0(?=[\s,\]}])(?<=[\s,:\[]-0)")
+"""Written as a whole number, which msgspec takes for one: its sign would be lost."""
+
 
 class Columns(NamedTuple):
     """A row for each text, in order; refused ones are null in every column. `refused` says why, by index."""
@@ -191,6 +194,8 @@ class _Rows:
         lines = ta.content_of(ta.joined([texts, b"\n"], len(texts)))
         if texts.null_count:
             raise ValueError("a row without data")
+        if _MINUS_ZERO.search(lines.data):
+            raise ValueError("a zero with a sign")
         rows = self._decode_lines(lines.data)
         if len(rows) != len(texts):
             raise ValueError("not one object a row")
