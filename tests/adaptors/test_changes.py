@@ -18,6 +18,7 @@ from tests.servers.postgres import PostgresServer
 from penstock import adaptors as a
 from penstock.adaptors.base import SinkPosition, Stage
 from penstock.adaptors.changes import (
+    Bind,
     Change,
     Kind,
     NotTakenError,
@@ -29,6 +30,11 @@ from penstock.adaptors.changes import (
     read,
     runs,
 )
+from penstock.adaptors.mysql.sink_values import bound
+from penstock.adaptors.mysql.types import Column
+from penstock.adaptors.postgres.sink_values import Column as PostgresColumn
+from penstock.adaptors.postgres.sink_values import text_of
+from penstock.adaptors.sqlite.sink_values import stored
 from penstock.log.message import Message, Op
 from penstock.testing.adaptors.delivery import batch_of
 
@@ -65,6 +71,27 @@ def test_an_update_with_another_key_before_moves_its_row() -> None:
 def test_a_delete_takes_its_key_from_the_row_or_else_from_the_key() -> None:
     for one in (row("delete", '{"id":1,"a":2}'), row("delete", '{"a":2}', key='{"id":1}')):
         assert read(TABLE, one, bind) == Change("t", Kind.DELETE, 7, (1,))
+
+
+@pytest.mark.parametrize(
+    ("bind", "text"),
+    [
+        (lambda name, raw: stored("REAL", raw), "1" + "0" * 400),
+        (lambda name, raw: bound(Column("a", "double"), raw), "1" + "0" * 400),
+        (
+            lambda name, raw: bound(Column("a", "datetime"), raw),
+            '{"$date":"0001-01-01T00:00:00+14:00"}',
+        ),
+        (
+            lambda name, raw: text_of(PostgresColumn("a", 1, "boolean", "bool"), raw),
+            '{"$numberDecimal":"sNaN"}',
+        ),
+    ],
+    ids=["sqlite", "mysql number", "mysql moment", "postgres"],
+)
+def test_what_cannot_be_reckoned_with_is_refused_like_any_wrong_value(bind: Bind, text: str) -> None:
+    with pytest.raises(NotTakenError, match="the field 'a'"):
+        read(Target("t", frozenset({"a"}), ()), row("insert", f'{{"a":{text}}}'), bind)
 
 
 def test_a_command_truncates_and_a_noop_does_nothing() -> None:

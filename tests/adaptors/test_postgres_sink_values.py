@@ -53,6 +53,8 @@ REFUSED = {
     "int_range": ("int", "2147483648", "out of range for type integer"),
     "int_fraction": ("int", "1.5", "not of the type integer"),
     "int_bool": ("int", "true", "not of the type integer"),
+    "int_infinite": ("int", '{"$numberDouble":"Infinity"}', "not of the type integer"),
+    "int_digits": ("int", "1e999999999", "not of the type integer"),
     "nul": ("text", r'"a\u0000b"', "the character NUL"),
     "length": ("varchar(3)", '"abcd"', "value too long"),
     "scale": ("numeric(5,2)", "1.005", "more digits than numeric(5,2) keeps"),
@@ -70,6 +72,7 @@ REFUSED = {
         '"2026-11-16 02:14:14.1234567"',
         "finer than timestamp without time zone keeps",
     ),
+    "year": ("timestamp", '{"$date":"0001-01-01T00:00:00+14:00"}', "out of range"),
     "milli": ("timestamp(3)", '{"$localTimestamp":"2026-11-16T02:14:14.1234"}', "finer than timestamp(3)"),
     "zone": ("timestamp", '"2026-11-16 02:14:14+01"', "has an offset"),
     "subtype": ("bytea", '{"$binary":{"base64":"AP8=","subType":"05"}}', "subtype 5"),
@@ -97,6 +100,22 @@ def test_a_value_that_its_column_cannot_keep_is_refused_with_its_offset_and_the_
         assert said in refused[2 * number + 1], f"{name}: {refused[2 * number + 1]}"
         assert f"'{name}'" in refused[2 * number + 1]
     assert shop.rows("count(*), max(id) FROM picky") == [(len(REFUSED), len(REFUSED) - 1)]
+
+
+def test_such_a_value_is_refused_also_where_all_rows_are_alike(shop: Shop) -> None:
+    tables = {f"alike_{name}": wrong for name, wrong in REFUSED.items()}
+    shop.tables(
+        *(f"CREATE TABLE {name} (id int PRIMARY KEY, v {type})" for name, (type, *_) in tables.items())
+    )
+    messages = [
+        sent(f"shop.{name}", f'{{"id":{id},"v":{value}}}')
+        for name, (_, text, _) in tables.items()
+        for id, value in enumerate(("null", text, "null"))
+    ]
+    refused = {refusal.ns: refusal for refusal in shop.writer().write(*messages)}
+    assert [refused[f"shop.{name}"].offset for name in tables] == list(range(1, len(messages), 3))
+    for name in tables:
+        assert shop.rows(f"id FROM {name} ORDER BY id") == [(0,), (2,)], name
 
 
 TAKEN = {

@@ -166,7 +166,7 @@ def _key(target: Target, found: Mapping[str, msgspec.Raw], bind: Bind) -> Key:
 def _bound(name: str, raw: msgspec.Raw, bind: Bind) -> Hashable:
     try:
         return bind(name, bytes(raw))
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:  # the latter of numbers and times that Python cannot have
         raise NotTakenError(f"the field '{name}': {error}") from None
 
 

@@ -124,7 +124,10 @@ def _raw_texts(column: Column, values: Sequence[msgspec.Raw]) -> list[str]:
         if any(b"$literal" in raw or b"\\u0024" in raw for raw in found):
             raise _Careful
         return escaped([None if raw == b"null" else str(raw, "utf-8") for raw in found])
-    return escaped([text_of(column, raw) for raw in found])
+    try:
+        return escaped([text_of(column, raw) for raw in found])
+    except (ValueError, ArithmeticError):
+        raise _Careful from None
 
 
 def kept(column: Column) -> str:

@@ -24,6 +24,7 @@ nothing that it would round, or of which it would drop a part.
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -113,7 +114,8 @@ def _plain_text(value: Value, raw: bytes) -> str:
 
 
 def _integer_text(column: Column, value: Value) -> str:
-    if isinstance(value, float | Decimal) and value == value and value == int(value):
+    # One that no float can be is no integer of the server's either, and may have a thousand million digits.
+    if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise _wrong(column, value)
