@@ -30,6 +30,7 @@ from penstock.adaptors.changes import (
     read,
     runs,
 )
+from penstock.adaptors.growing import Seen
 from penstock.adaptors.mysql.sink_values import bound
 from penstock.adaptors.mysql.types import Column
 from penstock.adaptors.postgres.sink_values import Column as PostgresColumn
@@ -92,6 +93,15 @@ def test_a_delete_takes_its_key_from_the_row_or_else_from_the_key() -> None:
 def test_what_cannot_be_reckoned_with_is_refused_like_any_wrong_value(bind: Bind, text: str) -> None:
     with pytest.raises(NotTakenError, match="the field 'a'"):
         read(Target("t", frozenset({"a"}), ()), row("insert", f'{{"a":{text}}}'), bind)
+
+
+def test_what_is_nested_too_deeply_to_be_read_is_refused() -> None:
+    text = '{"id":1,"a":' + "[" * 2000 + "]" * 2000 + "}"
+    with pytest.raises(NotTakenError, match="not the text of an object"):
+        read(TABLE, row("insert", text), bind)
+    seen = Seen()
+    seen.add("t", "insert", None, text)
+    assert not seen.fields
 
 
 def test_a_command_truncates_and_a_noop_does_nothing() -> None:

@@ -78,6 +78,7 @@ REFUSED = {
     "subtype": ("bytea", '{"$binary":{"base64":"AP8=","subType":"05"}}', "subtype 5"),
     "uuid": ("uuid", '"1fc2f65b"', "invalid input syntax for type uuid"),
     "bool": ("boolean", "2", "not of the type boolean"),
+    "deep": ("jsonb", "[" * 600 + '{"$literal":1}' + "]" * 600, "recursion"),
     "map": ("int[]", '{"a":1}', "not a list"),
     "items": ("int[]", '[1,"x"]', "invalid input syntax for type integer"),
     "enum": ("inet", '"nowhere"', "invalid input syntax for type inet"),

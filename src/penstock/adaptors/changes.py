@@ -35,6 +35,9 @@ from penstock.base.errors import did_you_mean
 Key: TypeAlias = "tuple[Hashable, ...]"
 """The values of a row's key, in the order of the key's columns, as the target takes them."""
 
+UNFIT = (ValueError, ArithmeticError, RecursionError)
+"""What reading a value may raise: it is wrong, or Python cannot reckon with it, or it is nested too deeply."""
+
 Bind: TypeAlias = "Callable[[str, bytes], Hashable]"
 """Makes what a target takes for a column, by name, of the JSON text of a field. ValueError: it cannot be taken."""
 
@@ -166,7 +169,7 @@ def _key(target: Target, found: Mapping[str, msgspec.Raw], bind: Bind) -> Key:
 def _bound(name: str, raw: msgspec.Raw, bind: Bind) -> Hashable:
     try:
         return bind(name, bytes(raw))
-    except (ValueError, ArithmeticError) as error:  # the latter of numbers and times that Python cannot have
+    except UNFIT as error:
         raise NotTakenError(f"the field '{name}': {error}") from None
 
 
@@ -175,7 +178,7 @@ def _fields(text: str | bytes | None) -> dict[str, msgspec.Raw]:
         return {}
     try:
         return _fields_of(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotTakenError(f"not the text of an object: {error}".replace("`", "")) from None
 
 

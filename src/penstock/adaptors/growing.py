@@ -37,7 +37,7 @@ class Seen:
             for name, raw in _read(data).items():
                 self.fields.setdefault(name, set()).add(kind_of(decode(bytes(raw))))
             self.key = self.key or (tuple(_read(key)) if key else ())
-        except (msgspec.DecodeError, ValuesError):
+        except (msgspec.DecodeError, ValuesError, RecursionError):
             return
 
     def schema(self, schemas: Schemas) -> Schema:

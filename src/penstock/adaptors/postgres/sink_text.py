@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.adaptors.changes import UNFIT
 from penstock.adaptors.postgres.sink_values import DAY, FLOATS, INTEGERS, JSONS, Column, scale_of, text_of
 
 NULL = r"\N"
@@ -126,7 +127,7 @@ def _raw_texts(column: Column, values: Sequence[msgspec.Raw]) -> list[str]:
         return escaped([None if raw == b"null" else str(raw, "utf-8") for raw in found])
     try:
         return escaped([text_of(column, raw) for raw in found])
-    except (ValueError, ArithmeticError):
+    except UNFIT:
         raise _Careful from None
 
 
@@ -176,7 +177,7 @@ class Reader:
         for place, document in enumerate(documents):
             try:
                 rows.append(decode_one(document))
-            except (msgspec.DecodeError, UnicodeError):
+            except (msgspec.DecodeError, UnicodeError, RecursionError):
                 odd.append(place)
         try:
             return self._columns(rows), odd
