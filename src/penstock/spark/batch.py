@@ -17,7 +17,7 @@ While more waits in the log, the next batch is staged while this one goes throug
 target lets that be; nothing of the next one is decided before.
 
 A target may refuse a batch as a whole, without saying for which message. The range is then noted in the offset
-log, and at the next start it is delivered one message at a time (`single.py`), each acknowledged before the next.
+log, and at the next start it is delivered one message at a time (`singlejob.py`), each acknowledged before the next.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ from penstock.spark.overlap import Overlap
 from penstock.spark.reach import Reach
 from penstock.spark.sealed import Safe
 from penstock.spark.single import Delivered, advanced, now_us, refuse_older_target
+from penstock.spark.singlejob import SingleJobs
 from penstock.spark.staging import AccountError, Staging
-from penstock.spark.tasks import SingleTask, Task
+from penstock.spark.tasks import Task
 from penstock.spark.transform import BURIED_AT_ONCE, REPORTED_REFUSALS, FrameStep, segments, summed
-from penstock.spark.work import Spent, Work, highest, last_told, refusals_of, told_by
+from penstock.spark.work import Spent, Work, highest, last_told, refusals_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -105,19 +106,18 @@ class BatchRunner:
 
         `claim` takes the sink's offset log: at the start, and again whenever a task has had it.
         """
-        self._pipeline = pipeline
         self._name = sink_name
         self._sink = sink
-        self._safe = safe
         safe.put(sink_name, sink)
         self._passes = segments(steps, accept)
         self._read = SourceOptions.parse(dict(options))
         self._claim = claim
-        self._reach = reach
         self._log_id = log_id
-        self._scratch = scratch
         self._staging = sink.staging(scratch)
         self._stages = Staging(sink_name, sink, self._passes, safe, self._read, self._staging)
+        self._single = SingleJobs(
+            pipeline, sink_name, sink, self._passes, self._stages, safe, reach, log_id, scratch
+        )
         self._bury = bury
         self._done: Callable[[BatchReport], None] = lambda report: None
         self._publisher: Publisher | None = None
@@ -449,38 +449,15 @@ class BatchRunner:
             at = MessageOffset(at + 1)
 
     def _single_job(self, frame: DataFrame, begin: int, end: int) -> Delivered:
-        work = frame.where(f"offset >= {begin} AND offset < {end}")
-        refused: Refusal | None = None
-        if len(self._passes) > 1:  # what functions before the last pass refuse is known only afterwards
-            earlier = self._stages.earlier(work, self._acked(), self._limit)
-            earlier.frame.count()
-            told = told_by(earlier.seen(), self._limit).staged.refused
-            if told:
-                refused = told[0]
-                end = refused.offset
-                work = work.where(f"offset < {end}")
-        rows = self._stages.earlier(work, (), self._limit).frame.repartition(1).sortWithinPartitions("offset")
-        sealed = self._safe.sealed(self._name)
-        task = SingleTask(
-            self._passes[-1], self._pipeline, self._name, sealed, self._reach, self._log_id, self._scratch, end
-        )  # fmt: skip
+        job = self._single.job(frame, begin, end, self._acked(), self._limit)
         assert self._publisher is not None
         self._publisher.close()
         try:
-            answer = self._in_one_task(rows, task)
+            delivered = job.run()
         finally:
             self.offsets = self._claim()
-        self._open(end)
-        delivered = msgspec.json.decode(answer, type=Delivered)
-        return delivered if delivered.refused is not None else dataclasses.replace(delivered, refused=refused)
-
-    def _in_one_task(self, rows: DataFrame, task: SingleTask) -> str:
-        """The report of a delivery; a sink that publishes through the session has it here, where the session is."""
-        if self._sink.through_spark:
-            (report,) = task(iter(rows.toArrow().to_batches()))
-            return str(report.column("report")[0].as_py())
-        (answer,) = rows.mapInArrow(task, "report STRING").collect()
-        return str(answer[0])
+        self._open(job.end)
+        return delivered
 
 
 def planned_end(checkpoint: Path, batch_id: int) -> LogPoint:

@@ -3,7 +3,7 @@
 Each message goes through the functions, is staged, published and acknowledged before the next one is looked
 at, so the first one that fails is known by name and everything before it is delivered. `SingleDelivery` needs
 no Spark: `step` and the replay of dead letters use it in their own process. In a run it works inside one task
-of Spark (`batch.py`), which claims the sink's offset log for itself: a second attempt of that task, or the
+of Spark (`singlejob.py`), which claims the sink's offset log for itself: a second attempt of that task, or the
 runner, fences the first one off.
 """
 
