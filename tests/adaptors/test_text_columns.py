@@ -166,6 +166,18 @@ def test_columns_of_other_types_hold_the_same(kind: Kind, arrow: pa.DataType, va
     same(documents, schema_of([kind]), arrow=pa.schema([pa.field("f0", arrow)]))
 
 
+def test_a_zero_has_its_sign_in_floats_of_any_depth_and_its_digits_in_text() -> None:
+    rows = ['{"a":-0,"b":[-0,1],"c":"x"}', '{"c":"y","b":[0],"a":0}']
+    schema = Schema(
+        (Field("a", Kind.FLOAT), Field("b", Kind.LIST, items=Kind.FLOAT), Field("c", Kind.STRING))
+    )
+    assert repr(columns_of(texts(rows), schema).batch.column("a").to_pylist()) == "[-0.0, 0.0]"
+    assert repr(columns_of(texts(rows), schema).batch.column("b").to_pylist()) == "[[-0.0, 1.0], [0.0]]"
+    digits = Schema((Field("a", Kind.DECIMAL), Field("c", Kind.STRING)))
+    found = same(['{"a":-0,"c":"x"}', '{"c":"y","a":-0}'], digits)
+    assert found.batch.column("a").to_pylist() == ["-0", "-0"]
+
+
 def test_rows_of_a_table_are_read_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the tests above would compare a way with itself."""
     monkeypatch.setattr(rowcolumns._Rows, "_together", lambda *_: pytest.fail("read one by one"))

@@ -41,7 +41,7 @@ Unknown = Literal["refuse", "ignore"]
 _DIGITS = re.compile(r"\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
 
 _MINUS_ZERO = re.compile(rb"-0(?=[\s,\]}])(?<=[\s,:\[]-0)")
-"""Written as a whole number, which msgspec takes for one: its sign would be lost."""
+"""Written as a whole number, which msgspec takes for one: as a float it would lose its sign."""
 
 
 class Columns(NamedTuple):
@@ -132,6 +132,13 @@ def _as_texts(schema: Schema, arrow: pa.Schema) -> Mapping[str, TextReader]:
     return {name: reader for name, reader in readers.items() if reader is not None}
 
 
+def _holds_floats(arrow: pa.DataType) -> bool:
+    import pyarrow.types as pt
+
+    inside = (arrow.field(index).type for index in range(arrow.num_fields))
+    return pt.is_floating(arrow) or any(map(_holds_floats, inside))
+
+
 class _Rows:
     """Reads rows of one schema into columns."""
 
@@ -142,6 +149,7 @@ class _Rows:
         self._refused: dict[int, str] = {}
         self._readers, self._decode_lines = _reading(schema, arrow, strict=unknown == "refuse")
         self._texts = _as_texts(schema, arrow)
+        self._floats = any(_holds_floats(field.type) for field in arrow)
 
     def read(self, texts: pa.Array) -> Columns:
         import pyarrow as pa
@@ -194,7 +202,7 @@ class _Rows:
         lines = ta.content_of(ta.joined([texts, b"\n"], len(texts)))
         if texts.null_count:
             raise ValueError("a row without data")
-        if _MINUS_ZERO.search(lines.data):
+        if self._floats and _MINUS_ZERO.search(lines.data):
             raise ValueError("a zero with a sign")
         rows = self._decode_lines(lines.data)
         if len(rows) != len(texts):
