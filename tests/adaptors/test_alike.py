@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.adaptors.columns.alike import apart
@@ -165,6 +166,16 @@ usual = st.builds(
 )
 
 
+def _meant(text: str) -> str:
+    """What the server takes a text for, where that may be written in several ways."""
+    if text in ("true", "false"):
+        return text[0]
+    try:
+        return str(dt.datetime.fromisoformat(text).astimezone(dt.UTC))
+    except ValueError:
+        return text
+
+
 def converted(rows: list[dict[str, Any]], op: str, *, together: bool, append: bool) -> Any:
     converter = Converter(TABLE, append=append, metadata=False, unknown="error")
     if not together:
@@ -182,15 +193,11 @@ def converted(rows: list[dict[str, Any]], op: str, *, together: bool, append: bo
     )
     found = converter.convert(Lines.of(batch, 20), grow=False)
     assert found is not None
-    words = {"true": "t", "false": "f"}  # which the server takes for the same
     lines = {
         place: (
             block.op,
             block.shape,
-            {
-                name: words.get(text, text)
-                for name, text in zip(("n", *block.columns), line.split("\t"), strict=True)
-            },
+            {name: _meant(text) for name, text in zip(("n", *block.columns), line.split("\t"), strict=True)},
         )
         for block in found.blocks
         for place, line in zip(block.places, block.lines, strict=True)
@@ -202,6 +209,21 @@ def converted(rows: list[dict[str, Any]], op: str, *, together: bool, append: bo
     st.lists(st.one_of(usual, usual, staged), min_size=1, max_size=8),
     st.sampled_from(["insert", "update"]),
     st.booleans(),
+)
+@example(
+    [
+        {
+            "id": 0,
+            "good": None,
+            "sum": None,
+            "ratio": None,
+            "at": {"$date": "2026-01-01T00:00:00Z"},
+            "note": None,
+        },
+        {"id": 0, "good": True, "sum": 1.25, "ratio": 0.5, "at": None, "note": "\0"},
+    ],
+    "insert",
+    False,
 )
 def test_rows_as_columns_become_the_lines_that_they_become_one_by_one(
     rows: list[dict[str, Any]], op: str, append: bool
