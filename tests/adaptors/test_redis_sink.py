@@ -15,12 +15,13 @@ from tests.servers.redis import PASSWORD, RedisServer, server_version
 
 from penstock import adaptors as a
 from penstock.adaptors.base import Adaptor, SinkPosition
+from penstock.adaptors.redis import Redis
 from penstock.adaptors.redis import sink as redis_sink
 from penstock.adaptors.redis.client import ask
 from penstock.base.errors import AwayError, PenstockError, UsageError
 from penstock.log.message import Message, Op
 from penstock.testing.adaptors import Can, Row, SinkConformance, SinkSubject
-from penstock.testing.adaptors.delivery import Delivery, message, truncate
+from penstock.testing.adaptors.delivery import Delivery, batch_of, message, truncate
 from penstock.testing.adaptors.model import Log
 from penstock.testing.adaptors.subject import row_of
 
@@ -318,3 +319,17 @@ def test_a_hash_has_the_fields_of_the_newest_document_and_no_others(
     assert target.client.hgetall(f"{ns}:".encode() + key) == {
         b"a": b"x", b"n": b"1.50", b"list": b"[1, 2]", b"text": "ü".encode(),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "data"),
+    [
+        (b'{"id":1}', b'{"a":' + b"[" * 2000 + b"]" * 2000 + b"}"),
+        (b'{"id":"\\ud800"}', b'{"a":1}'),
+    ],
+    ids=["deep", "key"],
+)
+def test_a_row_that_cannot_be_read_is_refused(key: bytes, data: bytes) -> None:
+    check = redis_sink.Check(Redis(uri="redis://127.0.0.1", mode="hash"))
+    rows = batch_of([Message("t", data, key=key), Message("t", b'{"a":1}', key=b'{"id":2}')], 7)
+    assert [refusal.offset for refusal in check(rows)] == [7]

@@ -40,7 +40,7 @@ from penstock.adaptors.parts import PartStager, Row, read_parts, rows_of
 from penstock.adaptors.redis import Redis
 from penstock.adaptors.redis.client import ask, asking, connected
 from penstock.base.errors import AwayError, CorruptError, PenstockError, UsageError
-from penstock.log.values import decode_document, encode
+from penstock.log.values import ValuesError, decode_document, encode
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -139,7 +139,7 @@ class Check:
             try:
                 for _ in writer.commands(row, 0):
                     pass
-            except ValueError as error:
+            except (ValueError, ValuesError, RecursionError) as error:
                 refused.setdefault(row.offset, Refusal(row.offset, origin, str(error), ""))
         return list(refused.values())
 
