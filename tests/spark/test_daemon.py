@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.spark import daemon
 from penstock.spark.daemon import LOADED
 
 pytestmark = pytest.mark.spark
@@ -49,3 +52,15 @@ def test_what_is_loaded_opens_no_connection(spark: SparkSession) -> None:
 
     (row,) = spark.range(1).coalesce(1).mapInArrow(look, "sockets BIGINT").collect()
     assert row.sockets == 1, "the one that it listens on"
+
+
+def test_a_module_that_cannot_be_loaded_is_left_to_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark of another version may lack what one of ours needs, and the task at hand may not need that one."""
+    started = []
+    monkeypatch.setattr(daemon, "LOADED", ("pyspark.no_such_module", "colorsys"))
+    monkeypatch.setattr(sys, "argv", ["daemon", "pyspark.worker"])
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.setattr("pyspark.daemon.manager", lambda: started.append("colorsys" in sys.modules))
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    daemon.main()
+    assert started == [True]

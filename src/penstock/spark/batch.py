@@ -311,10 +311,9 @@ class BatchRunner:
         with spent.on("stage"):
             tasks = self._staged(work)
         with spent.on("wait"):
-            if (
-                self._overlap.settle()
-            ):  # which may have ended the troubles that refused messages are buried for
-                self._burying = self.buries
+            settled = self._overlap.settle()
+        if settled:  # which may have ended the troubles that refused messages are buried for
+            self._burying = self.buries
         while refusals := refusals_of(tasks):
             if not self._burying:
                 refused = refusals[0]

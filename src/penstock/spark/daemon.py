@@ -10,6 +10,7 @@ The daemons that only plan or look up data sources live for one question; they l
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import sys
@@ -30,7 +31,8 @@ def main() -> None:
 
     if sys.argv[1:2] == ["pyspark.worker"]:
         for module in LOADED:
-            importlib.import_module(module)
+            with contextlib.suppress(ImportError):  # to be told by a task that needs it, if there is one
+                importlib.import_module(module)
         gc.freeze()
     manager()
 
