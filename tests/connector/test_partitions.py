@@ -7,17 +7,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.connector.rig import Numbers, Rig, ids_of, rigged
+from tests.connector.rig import Numbers, Rig, eventually, ids_of, rigged
 from tests.connector.test_source import connector
 
-from penstock.base.errors import UsageError
+from penstock.base.errors import PenstockError, UsageError
 from penstock.connector import frames as fr
 from penstock.connector import records, status
 from penstock.connector.frames import NOTHING_SEEN
+from penstock.connector.instancelog import JournalLog, OnFailure, open_journal
 from penstock.connector.partitions import partition_journal, partition_of_journal, placed
 from penstock.connector.records import Point
+from penstock.connector.registry import Owner
 from penstock.connector.settings import WorkerSettings
-from penstock.journal.client import claim
+from penstock.journal.client import AsyncClient, claim
+from penstock.journal.protocol import JournalSpec
 
 IDS = st.sampled_from([0, 1, 2, 3])
 POINTS = st.dictionaries(IDS, st.builds(Point, st.sampled_from([NOTHING_SEEN, 5])))
@@ -116,5 +119,42 @@ def test_a_partition_that_is_taken_away_has_everybody_start_again(tmp_path: Path
         await again.ok()
         assert await again.open(3) == fr.NotifyAck(True, 3, 1)
         assert worker.counters.rollbacks == 1
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_partition_that_is_lost_while_the_others_are_opened_leaves_no_instance_that_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens = open_journal
+    opened: list[JournalLog] = []
+    lost: list[PenstockError] = []
+
+    async def losing(
+        client: AsyncClient, spec: JournalSpec, me: Owner, fails: OnFailure, limit: float
+    ) -> JournalLog:
+        """Before the second is opened somebody else claims the first, and that is noticed."""
+
+        def failed(error: PenstockError) -> None:
+            fails(error)
+            lost.append(error)
+
+        if spec.name == "connectors/i+1" and not lost:
+            await claim(client, "connectors/i", "nobody", records.claim("nobody"))
+            opened[0].opened(5, "s")
+            await eventually(lambda: bool(lost))
+        opened.append(await opens(client, spec, me, failed, limit))
+        return opened[-1]
+
+    async def test(rig: Rig) -> None:
+        monkeypatch.setattr("penstock.connector.partitions.open_journal", losing)
+        worker = await rig.worker(partitions=2)
+        assert "claimed by another owner" in await (await rig.peer(worker)).error()
+        again = await rig.peer(worker)
+        await again.ok()
+        for stream in (2, 3):
+            await again.open(stream)
+            await again.send(fr.Message(stream, 1))
+            await again.acked(stream, 1)
 
     rigged(tmp_path / "d", test)

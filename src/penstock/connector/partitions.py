@@ -107,26 +107,29 @@ async def open_instance(
 ) -> InstanceLog:
     """Claim all journals of an instance, making those that are missing.
 
-    `on_failure` is called once, whichever of them fails.
+    `on_failure` is called once, whichever of them fails; if that is while others are being opened, it is raised here.
     """
     instance = journal.rpartition("/")[2]
-    failed = False
+    failures: list[PenstockError] = []
+    opened: dict[int, JournalLog] = {}
+    complete = False
 
     def fails(error: PenstockError) -> None:
-        nonlocal failed
-        if not failed:
-            failed = True
+        failures.append(error)
+        if complete and len(failures) == 1:
             on_failure(error)
 
-    opened: dict[int, JournalLog] = {}
     try:
         for number in sorted({*range(partitions), *await existing(client, journal)}):
             name = partition_journal(journal, number)
             spec = journal_spec(name, instance, replication=replication, store=store)
             opened[number] = await open_journal(client, spec, me, fails, outage_limit)
+        if failures:
+            raise failures[0]
     except BaseException:
         await _closed(opened.values())
         raise
+    complete = True
     return opened[0] if len(opened) == 1 else PartitionedLog(opened, partitions)
 
 
