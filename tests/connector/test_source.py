@@ -19,6 +19,7 @@ from penstock.connector.link import Link
 from penstock.connector.settings import split
 from penstock.connector.source import (
     CannotSeekError,
+    Columns,
     Connector,
     IteratorStream,
     Record,
@@ -121,6 +122,33 @@ def test_a_source_may_seek_too_early_and_a_second_run_adds_nothing(tmp_path: Pat
         await connector([worker.me.address], [Early("s", 120)]).serve()
         assert ids_of(await rig.frames()) == {stream_id("s"): list(range(1, 121))}
         assert worker.counters.dropped == 30
+
+    rigged(tmp_path / "d", test)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_source_that_seeks_too_early_and_ends_before_the_point_has_ended(
+    tmp_path: Path, at_once: bool
+) -> None:
+    """What it repeats is dropped, and does not take back how far the stream is."""
+
+    class Early(Numbers):
+        def seek(self, point: int | None) -> None:
+            super().seek(None)
+
+        def read(self) -> Records:
+            records = super().read()
+            if not records or not at_once:
+                return records
+            return Columns([record[0] for record in records], [record[1] for record in records])
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        await connector([worker.me.address], [Early("s", 100)]).serve()
+        again = connector([worker.me.address], [Early("s", 70)])
+        await again.serve()
+        assert again.acked == {"s": 100}
+        assert ids_of(await rig.frames()) == {stream_id("s"): list(range(1, 101))}
 
     rigged(tmp_path / "d", test)
 

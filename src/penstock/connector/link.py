@@ -178,15 +178,15 @@ class Link:
                 await self._write(b"".join(parts))
                 parts.clear()
                 room = _ONE_WRITE
-        session.last[stream] = records[-1][0]
+        session.passed(stream, records[-1][0])
         await self._write(b"".join(parts))
 
     async def _send_columns(self, stream: int, columns: Columns, limit: int) -> None:
         number = columns.too_large(limit)
         if number is not None:
             raise TooLargeError(number, limit, self.address)
+        self.session.passed(stream, columns[-1].id)
         for part in columns.parts(_ONE_WRITE):
-            self.session.last[stream] = part[-1].id
             await self._write(part.encoded(stream))
 
     @property

@@ -225,6 +225,12 @@ class Session:
                 self.last.pop(stream, None)
         return len(self.streams)
 
+    def passed(self, stream: int, number: int) -> None:
+        """The message of this id passed. One that is repeated takes back nothing of how far the stream is."""
+        last = self.last.get(stream, fr.NOTHING_SEEN)
+        if last == fr.NOTHING_SEEN or number > last:
+            self.last[stream] = number
+
     def closed_in_silence(self, stream: int) -> None:
         """A stream is closed without the ACK of its last id, which this peer could not read."""
         if self.stream(stream) is Stream.CLOSING:
@@ -278,9 +284,7 @@ class Session:
             raise IllegalFrameError(f"Bad/unregistered stream_id {stream} with message_id {number}")
         if number == fr.NOTHING_SEEN:
             raise IllegalFrameError(f"message_id {number} of stream_id {stream} stands for no message at all")
-        last = self.last[stream]
-        if last == fr.NOTHING_SEEN or number > last:
-            self.last[stream] = number
+        self.passed(stream, number)
 
     def _acked(self, stream: int, point: int) -> None:
         state = self.stream(stream)
