@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from penstock.connector.instancelog import InstanceLog, JournalLog, OnDurable
 from penstock.connector.intake import Run
 from penstock.connector.source import stream_id
 from penstock.connector.worker import Worker
+from penstock.journal.client.batching import MESSAGE_LIMIT
 
 
 class Slow(JournalLog):
@@ -102,5 +104,27 @@ def test_a_worker_that_does_not_trust_us_is_alive_all_the_same(tmp_path: Path) -
         assert await plain.next() == fr.Restart(theirs.me.address)
         await peer.send(fr.Message(7, 1))
         await peer.acked(7, 1)
+
+    rigged(tmp_path / "d", test)
+
+
+def test_what_is_durable_is_kept_by_nobody_also_if_nothing_comes_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or each instance that was ever used would keep as much as the last of its messages had."""
+    received: list[weakref.ref[memoryview]] = []
+    take = JournalLog.messages
+
+    def messages(self: JournalLog, run: Run, on_durable: OnDurable) -> None:
+        received.extend(map(weakref.ref, run.pieces))
+        take(self, run, on_durable)
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        peer = await rig.streaming(worker, 7)
+        monkeypatch.setattr(JournalLog, "messages", messages)
+        await peer.send(fr.Message(7, 1, body=bytes(MESSAGE_LIMIT)))
+        await peer.acked(7, 1)
+        await eventually(lambda: [each() for each in received] == [None])
 
     rigged(tmp_path / "d", test)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -180,6 +181,38 @@ def test_a_refusal_of_the_log_leaves_no_trace_in_the_points_of_reference(
         again = await rig.peer(await rig.worker("next"))
         await again.ok()
         assert await again.open(7) == fr.NotifyAck(True, 7, NOTHING_SEEN)
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_log_that_is_let_go_while_a_flush_waits_for_its_appender_leaves_no_error_that_nobody_saw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(rig: Rig) -> None:
+        unseen: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+        worker = await rig.worker()
+        peer = await rig.streaming(worker, 7)
+        log = log_of(worker.instances["i"])
+        asked = asyncio.Event()
+
+        async def never() -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(log._appender, "flush", never)
+        flushing = asyncio.create_task(log.flush())
+        await asked.wait()
+        await log.close()
+        flushing.cancel()
+        await asyncio.wait([flushing])
+        await peer.close()
+        await eventually(lambda: not worker.peers)
+        worker.instances.clear()
+        monkeypatch.undo()
+        del flushing, log
+        gc.collect()
+        assert unseen == []
 
     rigged(tmp_path / "d", test)
 

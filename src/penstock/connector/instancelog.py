@@ -192,6 +192,7 @@ class JournalLog(InstanceLog):
                 self._untold -= added.size
                 if added.on_durable is not None:
                     added.on_durable()
+                del added  # what it tells of was received, and need not be kept until more comes
         except AppenderFailedError as error:
             self._failed(error)
         except Exception as error:
@@ -210,6 +211,7 @@ class JournalLog(InstanceLog):
         for told in self._flushing:
             if not told.done():
                 told.set_exception(error)
+                told.exception()  # perhaps it waits for the appender, and hears of it there
 
 
 async def open_journal(
