@@ -18,6 +18,7 @@ from penstock.connector.instancelog import JournalLog
 from penstock.connector.instances import Instance
 from penstock.connector.serving import Peer
 from penstock.connector.settings import split
+from penstock.connector.wire import Wire
 from penstock.journal.client import Appender, Pending
 
 
@@ -313,6 +314,24 @@ def test_streams_that_are_closed_leave_room_for_others(tmp_path: Path) -> None:
 
 def is_final(frame: fr.Frame, stream: int) -> bool:
     return isinstance(frame, fr.Ack) and (stream, 1) in frame.points
+
+
+def test_a_peer_that_does_not_read_when_all_are_sent_away_keeps_no_other_from_being_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        raws = [await rig.streaming(worker, stream) for stream in (7, 8)]
+        raw_of = dict(zip(sorted(worker.peers, key=lambda peer: peer.number), raws, strict=True))
+        for served in raw_of:
+            served._points[9] = 1  # as if something had become durable just now
+        deaf, other = worker.instances["i"].peers  # in the order in which they are sent away
+        monkeypatch.setattr(Wire, "is_deaf", property(lambda wire: wire is deaf.wire))
+        worker.instances["i"].restart_all()
+        assert await raw_of[deaf].error() == "this peer does not read what it is sent"
+        assert await told(raw_of[other]) == fr.Restart("")
+
+    rigged(tmp_path / "d", test)
 
 
 def test_an_address_that_simple_peers_cannot_read_goes_only_to_those_that_can(tmp_path: Path) -> None:

@@ -379,6 +379,8 @@ class Peer(asyncio.BufferedProtocol):
             return
         if self._points:
             self._acknowledge()
+            if self._over:
+                return  # it does not read, and was told so
         if self.session.connection is Connection.HANDSHAKE:
             self._send(fr.Ok(self.settings.credits))
         with faults.step("connector-restart"):
