@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -45,6 +46,18 @@ def test_a_lock_released_twice_touches_nobody_elses_file(tmp_path: Path) -> None
     with (tmp_path / "precious").open("r+b"):
         lock.release()
     assert (tmp_path / "precious").read_bytes() == b"content"
+
+
+def test_a_command_may_have_arguments_that_are_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["penstock", os.fsdecode(b"caf\xe9")])
+    directory = DataDir(tmp_path / "data")
+    lock = Lock(directory, Disk())
+    owner = directory.owner()
+    assert owner is not None
+    assert owner.command == r"penstock caf\udce9"
+    lock.release()
 
 
 @pytest.mark.parametrize("call", ["ftruncate", "pwrite"])

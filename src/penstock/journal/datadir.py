@@ -186,7 +186,7 @@ class Lock:
         except BaseException:
             os.close(self._fd)
             raise
-        command = " ".join(["penstock", *sys.argv[1:]])[:1000]
+        command = " ".join(["penstock", *sys.argv[1:]]).encode("utf-8", "backslashreplace").decode()[:1000]
         owner = msgspec.json.encode(Owner(os.getpid(), command, passing))
         with contextlib.suppress(OSError):  # a full disk: the lock holds, only nobody can say whose it is
             os.ftruncate(self._fd, 0)
