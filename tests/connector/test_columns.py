@@ -107,6 +107,13 @@ def test_columns_read_as_the_records_that_they_hold(given: list[Record], begin: 
         range(5, 13, 2),
         range(8, 4, -1),
         range(2**64 - 4, 2**64),
+        range(2**63 - 4, 2**63),
+        range(1, 2**63, 2**61),
+        range(1, 3 * 2**61 + 2, 2**61),
+        range(2**53 + 7, 2**53, -2),
+        range(3, -1, -1),
+        bytes(range(4)),
+        bytearray(range(4)),
         [1, 2**63, 2**64 - 1, 0],
         np.arange(4),
         np.arange(4, dtype=np.uint64),
@@ -135,10 +142,24 @@ def test_what_fits_no_column_is_refused(numbers: Numbers, bodies: list[bytes], t
         Columns(numbers, bodies)
 
 
+@pytest.mark.parametrize("number", [0, 2**53 + 1, 2**63 - 1])
+def test_a_range_of_one_number_may_have_any_step(number: int) -> None:
+    assert Columns(range(number, number + 1, 2**63), [b""])[0].id == number
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_keys_and_bodies_may_be_views(kind: type[bytes]) -> None:
+    keys, bodies = [b"k", b""], [b"body", b"12"]
+    viewed = Columns([1, 2], list(map(kind, bodies)), keys=list(map(kind, keys)))
+    assert viewed.encoded(1) == Columns([1, 2], bodies, keys=keys).encoded(1)
+
+
 def test_views_of_something_else_than_bytes_are_refused() -> None:
     wide = cast(bytes, memoryview(bytes(8)).cast("I"))
     with pytest.raises(Unsendable, match="are bytes"):
         Columns([1, 2], [b"", wide]).encoded(1)
+    with pytest.raises(Unsendable, match="are bytes"):
+        Columns([1, 2], [b"", b""], keys=[b"", wide]).encoded(1)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from operator import add
 from typing import Final, TypeAlias, overload
 
 import numpy as np
@@ -104,7 +103,7 @@ class Columns(Sequence[Record]):
         rest, bodies = self.sizes, self.bodies
         if self.keys is not None:
             keys = sizes_of(self.keys)
-            rest, bodies = rest + keys, list(map(add, self.keys, bodies))
+            rest, bodies = rest + keys, list(map(b"".join, zip(self.keys, bodies, strict=True)))
         frames = bytearray(HEAD.pack(0, Tag.MESSAGE, stream, 0, 0, 0)).join((b"", *bodies))
         behind = np.cumsum(rest + HEAD.size)
         if len(frames) != (behind[-1] if len(self) else 0):
@@ -123,10 +122,14 @@ def _column(values: Numbers, kind: np.dtype[np.integer], what: str) -> _Column:
     """As an array of that type. Nothing is rounded or wrapped around: what does not fit is refused."""
     if isinstance(values, np.ndarray) and values.dtype == kind:
         return values
-    if isinstance(values, range) and values and all(0 <= end < 1 << 63 for end in (values[0], values[-1])):
-        return np.arange(values.start, values.stop, values.step).astype(kind)
+    if isinstance(values, range) and values:
+        ends = (values[0], values[-1], abs(values.step))
+        if all(0 <= number < 1 << 63 for number in ends):  # numpy takes what is beyond for floats
+            return (values[0] + np.arange(len(values)) * values.step).astype(kind)
     try:
         listed = values.tolist() if isinstance(values, np.ndarray) else values
+        if isinstance(listed, (bytes, bytearray)):
+            listed = list(listed)  # an array would take them for its memory
         return np.frombuffer(array("Q" if kind == _U64 else "q", listed), kind)
     except (OverflowError, TypeError) as error:
         raise Unsendable(f"{what} that are no whole numbers of 64 bits: {error}") from None
