@@ -366,6 +366,27 @@ def test_streams_that_take_turns_in_short_stretches_are_not_walked_again_and_aga
     assert looked < len(sent)
 
 
+def test_streams_that_take_turns_so_that_they_seem_alike_are_not_looked_at_again_and_again() -> None:
+    """Each guess looks into the first three, the one in the middle and the last: of these, all are of one stream."""
+    intake, count = Intake(), 2 * al.MOST
+    for stream in (7, 8):
+        intake.open(stream, fr.NOTHING_SEEN)
+    raw = bytearray(b"".join(fr.encode(fr.Message(7 + (turn % 9 > 4), turn)) for turn in range(count)))
+    intake._data, intake._end = raw, len(raw)  # as if all of it had come at once
+    looked, look = 0, al.grown
+
+    def counted(data: bytearray, at: int, stride: int, likely: int, last: int) -> tuple[int, int]:
+        nonlocal looked
+        looked += likely
+        return look(data, at, stride, likely, last)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(intake_module, "grown", counted)
+        runs = [item for item in intake.items() if isinstance(item, Run)]
+    assert sum(run.count for run in runs) == count
+    assert looked < 32 * count
+
+
 def test_many_that_are_alike_are_taken_at_once_and_those_that_differ_are_not_tried() -> None:
     raw = b"".join(map(fr.encode, ROW))
     assert al.likely(raw, 0, len(raw)) == (STRIDE, al.LEAST)

@@ -188,7 +188,10 @@ class Intake:
         return run
 
     def _take_alike(self, run: Run) -> bool:
-        """Many new messages at once, if they are of one stream and length; False if there are none here."""
+        """Many new messages at once, if they are of one stream and length; False if there are few or none here.
+
+        Where the guess was that far off, those behind them are read one by one: it may be as far off there.
+        """
         data, at = self._data, self._at
         if self._end - at < LEAST * _SMALLEST:
             return False
@@ -206,7 +209,7 @@ class Intake:
         run.count += count
         self.last[stream] = run.lasts[stream] = last
         self._at = at + count * stride
-        return True
+        return count >= LEAST
 
     def _take_streak(self, run: Run) -> bool:
         """Some new messages of one stream at once, of any lengths; False if there are none here.
