@@ -167,6 +167,18 @@ def test_a_stream_that_broke_off_says_so_to_whoever_reads_and_reads_again(tmp_pa
     asyncio.run(go())
 
 
+def test_a_stream_that_is_broken_off_before_it_began_says_so_too(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with opened(tmp_path) as broker:
+            call = NearCall(broker)
+            call.cancel()
+            with pytest.raises(BrokerGoneError, match="broke off"):
+                async with asyncio.timeout(5):
+                    await call.read()
+
+    asyncio.run(go())
+
+
 def test_what_is_sent_to_a_broker_that_has_closed_is_refused(tmp_path: Path) -> None:
     async def go() -> None:
         async with opened(tmp_path) as broker:

@@ -72,7 +72,13 @@ class NearCall:
         self._broker = broker
         self._sent: asyncio.Queue[Wholes] = asyncio.Queue()
         self._answers: asyncio.Queue[AppendBatchResult | PenstockError | None] = asyncio.Queue()
+        self._end: PenstockError | None = BrokerGoneError(
+            "the broker of this process broke off a stream of appends"
+        )
+        """How the stream ends, unless it ends otherwise."""
         self._serving = asyncio.create_task(self._serve(), name="near appends")
+        # Not by the task itself: one that is cancelled before its first step takes none.
+        self._serving.add_done_callback(lambda _: self._answers.put_nowait(self._end))
 
     async def write(self, request: Wholes, /) -> None:
         """Hand over a message; how much is under way is the appender's to bound."""
@@ -107,19 +113,15 @@ class NearCall:
         metrics = self._broker.metrics
         metrics.started[_APPENDS] += 1
         outcome = "<error>"
-        end: PenstockError | None = BrokerGoneError(
-            "the broker of this process broke off a stream of appends"
-        )
         try:
             async for answer in self._broker.appends(self._messages(), EVERYTHING):
                 self._answers.put_nowait(answer)
-            outcome, end = "ok", None
+            outcome, self._end = "ok", None
         except (PenstockError, OSError) as error:
-            end = (
+            self._end = (
                 BrokerGoneError(f"the broker of this process does not answer ({error})")
                 if leaves_doubt(error)
                 else PenstockError(f"the broker refused: {error}")
             )
         finally:
             metrics.completed[_APPENDS, outcome] += 1
-            self._answers.put_nowait(end)
