@@ -262,6 +262,19 @@ def test_who_sends_much_gets_a_large_buffer_and_gives_it_back_when_it_sends_litt
     assert len(intake._data) == 0
 
 
+def test_a_buffer_without_room_is_not_kept_while_nothing_comes() -> None:
+    """Or each connection would keep as much as the largest frame, for as long as it says nothing."""
+    intake = Intake()
+    intake.open(1, fr.NOTHING_SEEN)
+    raw = fr.encode(fr.Message(1, 1, body=bytes(3 * buffers.SIZE - fr.HEAD.size)))
+    seen: list[object] = []
+    for at in range(0, len(raw), 1 << 16):
+        feed(intake, raw[at : at + (1 << 16)])
+        seen += list(intake.items())
+    assert [run.count for run in seen if isinstance(run, Run)] == [1]
+    assert len(intake._data) == 0
+
+
 def test_what_waits_for_the_log_keeps_no_buffer_that_is_much_larger() -> None:
     pool = Buffers()
     intake = Intake(buffers=pool)

@@ -138,7 +138,8 @@ class Intake:
             if frame is None:
                 break
             yield frame
-        if self._at == self._end and not self._flows and len(self._data) > _SMALL:
+        used_up = len(self._data) - self._end < _FEW
+        if self._at == self._end and (used_up or not self._flows) and len(self._data) > _SMALL:
             self._data, self._at, self._end = bytearray(), 0, 0  # others have more use for it
 
     def payload(self, limit: int | None = None) -> memoryview | None:
