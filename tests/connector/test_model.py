@@ -352,3 +352,20 @@ def test_what_is_sent_ends_as_if_each_frame_had_come_alone(
         patched.setattr(buffers, "SIZE", 4 * small)
         patched.setattr(buffers, "MOST", 3)
         asyncio.run(asyncio.wait_for(talked(sent, sizes, settled, pending), 20))
+
+
+def test_messages_that_each_go_to_another_journal_wait_in_bounded_memory() -> None:
+    """Each is then a run of its own, and takes much more than its bytes."""
+
+    async def test() -> None:
+        talk = Talk(HeldWorker(WorkerSettings(max_pending=1 << 20, partitions=PARTITIONS)))
+        await talk.begin()
+        turns = iter(range(101, 5000))
+        while talk.line.reads:
+            await talk.bring(message(1, number := next(turns)) + message(2, number))
+        assert 100 < talk.log.held < 1000
+        talk.log.settle(talk.log.held)
+        assert talk.line.reads
+        talk.peer._end()
+
+    asyncio.run(test())

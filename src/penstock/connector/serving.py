@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 REFUSAL_DELAY: Final = 0.2
 """Seconds until the ACK behind a refused NOTIFY: peers ask again at once then."""
+_BESIDES: Final = 2 << 10
+"""What a run that waits for the log takes of memory besides its messages, about: it may be of one short message."""
 
 
 class Peer(asyncio.BufferedProtocol):
@@ -181,10 +183,10 @@ class Peer(asyncio.BufferedProtocol):
         self.dropped += run.spent - run.count
         self.bytes += run.size
         self.worker.counters.took(run.count, run.size, run.spent - run.count)
-        self._unsettled += run.size
         if run.spent > run.count:
             self._owe(run.spent - run.count)
         if run.count:
+            self._unsettled += run.size + _BESIDES
             self.instance.messages(run, lambda: self._durable(run))
         if self._unsettled > self.settings.max_pending or (run.count and self.instance.is_full):
             self.wire.hold()
@@ -298,7 +300,7 @@ class Peer(asyncio.BufferedProtocol):
     # What is durable.
 
     def _durable(self, run: Run) -> None:
-        self._unsettled -= run.size
+        self._unsettled -= run.size + _BESIDES
         instance = self.instance
         if not self.wire.reading and instance is not None and not self._over:
             room = self._unsettled <= self.settings.max_pending // 2 and not instance.is_full

@@ -34,7 +34,7 @@ class WorkerSettings:
     max_streams: int = 4096
     """Of one session."""
     max_pending: int = 16 << 20
-    """Bytes of one session that are not durable; above, nothing more is read from it."""
+    """Bytes of one session that are not durable, and what keeping them takes; above, nothing more is read from it."""
     hello_timeout: float = 10.0
     frame_timeout: float = 60.0
     """For a frame that has begun."""
