@@ -29,6 +29,8 @@ class IcebergReader(Reader):
 
     def __init__(self, format: IcebergFormat) -> None:
         self.format: IcebergFormat = format
+        self._staged: tuple[Any, str] | None = None
+        """The group that is being read: its table, and the name for its tasks."""
 
     def newest(self, spark: Session, ns: str) -> int:
         snapshot = self._table(spark, ns).currentSnapshot()
@@ -59,7 +61,7 @@ class IcebergReader(Reader):
                 size = 0
             groups[-1].append(task)
             size += task.length()
-        return [partial(self._group, spark, ns, table, group) for group in groups]
+        return [partial(self._group, spark, table, group) for group in groups]
 
     def behind(self, spark: Session, ns: str, version: int) -> Sequence[int]:
         table = self._table(spark, ns)
@@ -86,14 +88,30 @@ class IcebergReader(Reader):
         ).collect()
         return changes_of(spark.table(view), "_change_type = 'DELETE'", key, _FEED)
 
-    def _group(self, spark: Session, ns: str, table: Any, tasks: Sequence[Any]) -> Frame:
+    def _group(self, spark: Session, table: Any, tasks: Sequence[Any]) -> Frame:
+        """The rows of these tasks, by the way of the connector's own rewriting of files: a name for a table and tasks.
+
+        The name is what is loaded. By the table's own name one gets the table of now, whatever is asked of it.
+        """
+        self._forget_group(spark)
         name = uuid.uuid4().hex
         staged = spark._jvm.java.util.ArrayList()
         for task in tasks:
             staged.add(task)
-        spark._jvm.org.apache.iceberg.spark.ScanTaskSetManager.get().stageTasks(table, name, staged)
-        read = spark.read.format("iceberg").option("scan-task-set-id", name)
-        return read.load(self.format.table(spark, ns).sql)
+        iceberg = spark._jvm.org.apache.iceberg.spark
+        iceberg.SparkTableCache.get().add(name, table)
+        iceberg.ScanTaskSetManager.get().stageTasks(table, name, staged)
+        self._staged = (table, name)
+        rows = spark.read.format("iceberg").option("scan-task-set-id", name).load(name)
+        return rows.select(*(quoted(column.name()) for column in table.schema().columns()))
+
+    def _forget_group(self, spark: Session) -> None:
+        """Groups are read one after another."""
+        if self._staged is not None:
+            (table, name), self._staged = self._staged, None
+            iceberg = spark._jvm.org.apache.iceberg.spark
+            iceberg.ScanTaskSetManager.get().removeTasks(table, name)
+            iceberg.SparkTableCache.get().remove(name)
 
     def _table(self, spark: Session, ns: str) -> Any:
         table = self.format.table(spark, ns).loaded()
