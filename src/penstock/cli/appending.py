@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 from penstock.base.disk import Buffer
 from penstock.base.errors import CorruptError, PenstockError, UsageError
+from penstock.base.signals import next_of
 from penstock.journal import mapping
 from penstock.journal.client import Appended, BrokerGoneError, Client, TimedOutError
 
@@ -154,7 +155,7 @@ def _batches(source: Iterator[tuple[str, bytes]]) -> Iterator[dict[str, list[byt
     """
     ahead: queue.Queue[tuple[str, bytes] | BaseException | None] = queue.Queue(_QUEUED)
     threading.Thread(target=_read_ahead, args=(source, ahead), name="input", daemon=True).start()
-    item = ahead.get()
+    item = next_of(ahead)
     while item is not None:
         batch: dict[str, list[bytes]] = {}
         size = 0
@@ -163,12 +164,12 @@ def _batches(source: Iterator[tuple[str, bytes]]) -> Iterator[dict[str, list[byt
             size += len(item[1])
             if size >= _BATCH_BYTES or ahead.empty():
                 break
-            item = ahead.get()
+            item = next_of(ahead)
         if batch:
             yield batch
         if isinstance(item, BaseException):
             raise item
-        item = ahead.get() if item is not None else None
+        item = next_of(ahead) if item is not None else None
 
 
 def _read_ahead(

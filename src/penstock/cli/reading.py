@@ -24,6 +24,7 @@ import click
 import msgspec
 
 from penstock.base.errors import CorruptError, PenstockError, UsageError
+from penstock.base.signals import next_of
 from penstock.cli.common import visible
 from penstock.journal import codecs
 from penstock.journal.client import BrokerGoneError, Client, JournalError
@@ -129,7 +130,7 @@ class Reader:
         """Read all journals of the selector at the same time; returns only with an error."""
         self._watcher = threading.Thread(target=self._guarded, args=(self._watch, selector), daemon=True)
         self._watcher.start()
-        raise self._failures.get()
+        raise next_of(self._failures)
 
     def finish(self) -> None:
         """Nothing is written after this, whatever threads are still at it."""

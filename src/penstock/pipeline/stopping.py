@@ -6,40 +6,17 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from queue import Empty, SimpleQueue
+from contextlib import contextmanager
 from types import FrameType
 
+from penstock.base.signals import Flag
 
-class Stop:
-    """Set by a signal. A second signal ends the process: nothing is lost by it.
 
-    Who waits for it may be woken for other reasons as well. A queue serves for that, since a signal may come within
-    any call of the thread that waits: to put into it is allowed even then.
-    """
-
-    def __init__(self) -> None:
-        self._set = False
-        self._nudges: SimpleQueue[None] = SimpleQueue()
-
-    def is_set(self) -> bool:
-        return self._set
-
-    def set(self) -> None:
-        self._set = True
-        self.nudge()
-
-    def nudge(self) -> None:
-        """End a wait, or the next one: there is something to look at."""
-        self._nudges.put(None)
-
-    def wait(self, seconds: float) -> None:
-        """For so long at most."""
-        with suppress(Empty):
-            self._nudges.get(timeout=seconds)
+class Stop(Flag):
+    """Set by a signal. A second signal ends the process: nothing is lost by it."""
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        if self._set:
+        if self.is_set():
             os._exit(128 + number)
         self.set()
 

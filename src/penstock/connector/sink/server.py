@@ -21,6 +21,7 @@ from typing import Final
 from penstock.base import faults
 from penstock.base.errors import AwayError, PenstockError, UsageError
 from penstock.base.secrets import mask
+from penstock.base.signals import Flag
 from penstock.connector.frames import MAX_FRAME, NOT_NOW
 from penstock.connector.framing import Splitter
 from penstock.connector.sink.keeper import Keeper
@@ -63,7 +64,7 @@ class SinkServer:
         self._limits = limits
         self._guard = threading.Lock()
         self._sockets: dict[socket.socket, threading.Thread] = {}
-        self._closing = threading.Event()
+        self._closing = Flag()
         self._listener = _listening(listen)
         self._accepting = threading.Thread(target=self._accept, name="sink listener", daemon=True)
         self._accepting.start()
