@@ -21,6 +21,7 @@ from penstock.pipeline import supervisor, troubles
 from penstock.pipeline.definition import Node
 from penstock.pipeline.progress import Progress
 from penstock.pipeline.runner import run
+from penstock.spark import batch
 
 from .picky import Picky
 
@@ -95,3 +96,21 @@ def test_a_function_that_makes_up_offsets_stops_its_sink_and_not_the_clock(
     assert summary.exit_code == 2
     assert "made up offset 7" in str(summary.message)
     assert summary.sinks[0].pending == 3
+
+
+def test_a_batch_with_more_dead_than_are_told_of_at_once_is_delivered_to_its_end(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was behind the last one told of came with no batch: a run that was to end by itself waited for ever."""
+    monkeypatch.setattr(batch, "BURIED_AT_ONCE", 10)
+    pipeline = Pipeline("p", partitions=1)
+    node = source(pipeline, tmp_path, 100).transform(
+        "odd", f.python(lambda message: message.data["n"] % 2 == 0 or 1 / 0)
+    )
+    node.save("out", a.file(uri=f"file://{tmp_path}/out.jsonl"), on_error="dead-letter")
+    summary = run(pipeline, data_dir=tmp_path / "data", once=True, spark=spark)
+    sink = summary.sinks[0]
+    assert (summary.exit_code, sink.delivered, sink.dead, sink.pending) == (0, 50, 50, 0)
+    assert (tmp_path / "out.jsonl").read_text().splitlines() == [f'{{"n":{n}}}' for n in range(0, 100, 2)]
+    with connect(tmp_path / "data") as client:
+        assert [letter.offset for letter in deadletters.load(client, "p")] == list(range(1, 100, 2))

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -106,6 +107,11 @@ class Batches:
         planned.write_text(json.dumps(self.here.log.reader.seek(end)._asdict()))
         self.runner(None, 0)  # type: ignore[arg-type]  # nobody looks at the DataFrame
 
+    def end_query(self) -> None:
+        """Spark's query has ended by what the runner raised, and the supervisor looks at it."""
+        self.sink._query = SimpleNamespace(isActive=False, exception=lambda: None)  # type: ignore[assignment]
+        self.sink._died()
+
     def _staged(self, work: Work) -> list[Task]:
         """The one before is let go when this one is staged."""
         begin, end = work.begin.offset, work.end.offset
@@ -163,6 +169,16 @@ def test_a_message_has_its_retries_though_it_was_staged_before_the_sink_moved(he
     with pytest.raises(RefusedError, match="stopped before message 15"):
         batches.give(20)
     assert (batches.buried, here.lines()) == ([], numbered(range(15)))
+
+
+def test_a_sink_that_stopped_within_a_batch_lacks_what_is_behind_its_message(here: ByHand) -> None:
+    batches = Batches(here)
+    batches.refused = 15
+    batches.target.let_go.set()
+    with pytest.raises(RefusedError, match="stopped before message 15"):
+        batches.give(30)
+    batches.end_query()
+    assert (batches.sink.state, batches.lacking) == ("stopped", (15, batches.bytes_from(15)))
 
 
 def test_what_was_staged_behind_a_batch_that_failed_is_not_published(here: ByHand) -> None:

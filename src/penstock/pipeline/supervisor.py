@@ -120,8 +120,7 @@ class SupervisedSink:
             self._batches.open(self._around.reader.state().next)
         except AwayError as error:
             self._wait(error)
-        at = self._batches.at.offset
-        self._batches.at = LogPoint(at, self._around.reader.at_or_after(at).byte)
+        self._find_byte()
 
     def start(self, spark: SparkSession) -> None:
         """Start the query where the offset log stands, when it is time for it."""
@@ -199,8 +198,7 @@ class SupervisedSink:
         if self.state not in ("paused", "stopped"):
             return
         self._batches.claim_again()
-        at = self._batches.at.offset
-        self._batches.at = LogPoint(at, self._around.reader.at_or_after(at).byte)
+        self._find_byte()
         self._troubles.moved()
         self.error = self.reason = None
         self.state, self._due = "starting", 0.0
@@ -343,6 +341,12 @@ class SupervisedSink:
         self._batches.close()
         self._note_move()
         self._wait(told(cause) if cause is not None else PenstockError("the query ended without a reason"))
+        self._find_byte()
+
+    def _find_byte(self) -> None:
+        """Where in the log the sink stands; of a batch that ended early only the message is known."""
+        at = self._batches.stands.offset
+        self._batches.at = LogPoint(at, self._around.reader.at_or_after(at).byte)
 
     def _note_move(self) -> None:
         """Once the sink has moved its troubles are over; the next refused message has its retries too."""

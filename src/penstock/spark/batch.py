@@ -296,13 +296,14 @@ class BatchRunner:
             )
         self._burying = self.buries
         careful = self.offsets.state.commit.careful
-        if begin.offset < careful:
+        at = int(begin.offset)
+        if at < careful:
             self._overlap.settle()
-            stop = min(end.offset, careful)
-            self._singly(work.until(stop))
-            work = work.behind(LogPoint(MessageOffset(stop), begin.byte))
-        if work.begin.offset < end.offset:
-            self._in_bulk(work)
+            at = min(end.offset, careful)
+            self._singly(work.until(at))
+        while at < end.offset:  # one that ends early, with much refused, has the rest follow
+            self._in_bulk(work.behind(LogPoint(MessageOffset(at), begin.byte)))
+            at = self.at.offset
 
     def _in_bulk(self, work: Work) -> None:
         spent = Spent()

@@ -66,7 +66,7 @@ class Work:
     def behind(self, begin: LogPoint) -> Work:
         """The work that begins later."""
         later = dataclasses.replace(self, begin=begin)
-        if self.given is None:
+        if self.given is None or begin.offset == self.begin.offset:
             return later
         return dataclasses.replace(later, given=later.messages_of().count())
 
