@@ -137,7 +137,28 @@ def test_the_journal_stays_small_and_forgets_only_beats(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_who_polled_last_long_ago_gets_what_was_kept(client: Client) -> None:
+def test_what_an_earlier_version_kept_is_told_to_whoever_stood_before_it(client: Client) -> None:
+    """It did not note where each entry was."""
+    there = Control(client, "shop")
+    there.append(entry("pause", "a"))
+    for second in range(40):
+        there.append(entry("run-beat", after=second, run="r1"))
+    begin, head = extent(client, there.journal)
+    lines = client.read_bytes(there.journal, begin, head).splitlines(keepends=True)
+    older = [one.replace(b',"places":[0]', b"") for one in lines]
+    assert older != lines
+    client.roll(there.journal)
+    for one in older:
+        client.append(there.journal, one)
+    client.trim(there.journal, head)
+    for second in range(60):
+        there.append(entry("run-beat", after=second, run="r1"))
+    assert [one.action for one in there.changed_since(1)[1] if one.action != "run-beat"] == ["pause"]
+
+
+@pytest.mark.usefixtures("small")
+def test_who_polled_last_long_ago_gets_what_is_new_to_him_of_what_was_kept(client: Client) -> None:
+    """And not what he has heard of: a run would pause and resume its sinks once more, also one that has stopped."""
     run, operator = Control(client, "shop"), Control(client, "shop")
     operator.append(entry("pause", "a"))
     at, _ = run.changed_since(0)
@@ -145,7 +166,8 @@ def test_who_polled_last_long_ago_gets_what_was_kept(client: Client) -> None:
     for second in range(100):
         operator.append(entry("run-beat", after=second, run="r1"))
     end, found = run.changed_since(at)
-    assert [one.action for one in found if one.action != "run-beat"] == ["pause", "resume"]
+    assert [one.action for one in found if one.action != "run-beat"] == ["resume"]
+    assert [one.action for one in run.entries() if one.action != "run-beat"] == ["pause", "resume"]
     assert end == client.head(control_journal("shop"))
 
 

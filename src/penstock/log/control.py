@@ -157,20 +157,31 @@ class _Summary(msgspec.Struct, frozen=True):
     upto: int
     state: ControlState
     kept: tuple[ControlEntry, ...] = ()
+    places: tuple[int, ...] = ()
+    """The byte at which each of those was; not known if an earlier version has kept them."""
+
+    def lines(self) -> list[tuple[int, ControlEntry]]:
+        """What was kept, with where it was: of what is not known so much, that it was before `upto`."""
+        unknown = (self.upto - 1,) * (len(self.kept) - len(self.places))
+        return list(zip(unknown + self.places, self.kept, strict=True))
 
 
 class _Content(NamedTuple):
     """What the journal says: the last summary, and the entries that count on top of it."""
 
     summary: _Summary
-    entries: list[ControlEntry]
+    newer: list[tuple[int, ControlEntry]]
     end: int
 
     def state(self) -> ControlState:
         state = self.summary.state
-        for entry in self.entries:
+        for _, entry in self.newer:
             state = state.after(entry)
         return state
+
+    def lines(self) -> list[tuple[int, ControlEntry]]:
+        """Every entry that is left, with the byte at which it is or was."""
+        return [*self.summary.lines(), *self.newer]
 
 
 class Control:
@@ -201,7 +212,7 @@ class Control:
         content = self._read()
         if begin > content.summary.upto:
             return self.changed_since(begin)[1]
-        return [*content.summary.kept, *content.entries]
+        return [entry for _, entry in content.lines()]
 
     def state(self) -> ControlState:
         return self._read().state()
@@ -218,7 +229,7 @@ class Control:
         begin, head = extent(self._client, self.journal)
         if byte < begin:
             content = self._content()
-            return content.end, [*content.summary.kept, *content.entries]
+            return content.end, [entry for at, entry in content.lines() if at >= byte]
         raw = read_whole(self._client, self.journal, byte, head)
         return head, [entry for _, entry in _parsed(raw, self.journal, byte) if entry.action != _SUMMARY]
 
@@ -238,8 +249,8 @@ class Control:
         lines = list(_parsed(raw, self.journal, begin))
         summary = _latest_summary(entry for _, entry in lines)
         end = head if below is None else below
-        counted = [entry for at, entry in lines if summary.upto <= at < end and entry.action != _SUMMARY]
-        return _Content(summary, counted, end)
+        newer = [(at, entry) for at, entry in lines if summary.upto <= at < end and entry.action != _SUMMARY]
+        return _Content(summary, newer, end)
 
     def _tidy(self, now: int) -> None:
         """Sum up what lies before a new border, then trim it.
@@ -249,8 +260,9 @@ class Control:
         border = self._client.roll(self.journal).offset
         content = steadily(lambda: self._content(below=border))
         if content.summary.upto < border:
-            history = [*content.summary.kept, *(e for e in content.entries if e.action != RUN_BEAT)]
-            summary = _Summary(border, content.state(), tuple(history[-_KEPT_ENTRIES:]))
+            history = [(at, entry) for at, entry in content.lines() if entry.action != RUN_BEAT]
+            places, kept = zip(*history[-_KEPT_ENTRIES:], strict=True) if history else ((), ())
+            summary = _Summary(border, content.state(), kept, places)
             line = ControlEntry(now, "penstock", _SUMMARY, None, msgspec.to_builtins(summary))
             self._client.append(self.journal, msgspec.json.encode(line) + b"\n")
             self._client.trim(self.journal, border)

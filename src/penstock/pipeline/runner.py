@@ -340,14 +340,15 @@ class _Run:
             self._engine.settled.set()
 
     def _obey(self) -> None:
-        """Do what operators asked for since the last time."""
-        self._heard, entries = self._control.changed_since(self._heard)
+        """Do what operators asked for since the last time; all of it once more, if the broker is away meanwhile."""
+        heard, entries = self._control.changed_since(self._heard)
         for entry in entries:
             for sink in self._sinks:
                 if entry.sink in sink.names and entry.action == PAUSE:
                     self._pause(sink.names)
                 elif entry.sink in sink.names and entry.action == RESUME:
                     sink.resume()
+        self._heard = heard
 
     def _batch_done(self) -> None:
         """Have a run that ends by itself see whether this was the last batch."""
