@@ -1,4 +1,4 @@
-"""What only MySQL itself does: compressed transactions, binary JSON in part, a binlog without GTIDs."""
+"""What only MySQL itself does: compressed transactions, binary JSON in part, a binlog without GTIDs, XA its own way."""
 
 from __future__ import annotations
 
@@ -72,4 +72,21 @@ def test_updates_with_parts_of_documents_stop_the_source(tables: Tables) -> None
             "SET SESSION binlog_row_value_options = PARTIAL_JSON", "UPDATE t SET j = JSON_SET(j, '$.a', 'y')"
         )
         with pytest.raises(UsageError, match="parts of JSON"):
+            reading.until(lambda: False, 20)
+
+
+def test_an_xa_transaction_of_one_phase_is_followed_and_one_that_is_prepared_stops_the_source(
+    tables: Tables,
+) -> None:
+    tables.run("CREATE TABLE t (id int PRIMARY KEY)")
+    with tables.reading("t") as reading:
+        tables.until(reading, lambda: bool(tables.completed))
+        tables.run("XA START 'x'", "INSERT INTO t VALUES (1)", "XA END 'x'", "XA COMMIT 'x' ONE PHASE")
+        tables.run("INSERT INTO t VALUES (2)")
+        tables.until(reading, lambda: len(tables.of("t")) >= 2)
+        assert [row["id"] for row in tables.rows("t")] == [1, 2]
+        tables.run(
+            "XA START 'y'", "INSERT INTO t VALUES (3)", "XA END 'y'", "XA PREPARE 'y'", "XA COMMIT 'y'"
+        )
+        with pytest.raises(UsageError, match="prepared by XA"):
             reading.until(lambda: False, 20)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -192,13 +193,35 @@ def read_rotate(event: Event) -> Rotate:
     return Rotate(event.body[8:].decode(), int.from_bytes(event.body[:8], "little"))
 
 
-def read_query(event: Event) -> Query:
+def read_query(event: Event, decoded: Callable[[bytes, int | None], str]) -> Query:
+    """A statement. It stands in the character set of whoever sent it: `decoded` reads it by that one's collation."""
     _, _, database, _, status = _QUERY.unpack_from(event.body)
     start = _QUERY.size + status
     text = event.body[start + database + 1 :]
     if event.type == Type.QUERY_COMPRESSED:
         text = _inflated(text)
-    return Query(event.body[start : start + database].decode(), text.decode("utf-8", "replace"))
+    collation = _client_collation(event.body[_QUERY.size : start])
+    return Query(event.body[start : start + database].decode(), decoded(text, collation))
+
+
+_STATUS_SIZES = {0: 4, 1: 8, 3: 4}
+_STATUS_CATALOG, _STATUS_CHARSET = 6, 4
+
+
+def _client_collation(status: bytes) -> int | None:
+    """Of the variables of a statement, which come by their numbers, the one that says how its text is to be read."""
+    place = 0
+    while place < len(status):
+        code, place = status[place], place + 1
+        if code == _STATUS_CHARSET:
+            return int.from_bytes(status[place : place + 2], "little")
+        if code == _STATUS_CATALOG:
+            place += 1 + status[place]
+        elif code in _STATUS_SIZES:
+            place += _STATUS_SIZES[code]
+        else:
+            return None
+    return None
 
 
 def read_gtid(event: Event) -> Gtid | None:

@@ -60,6 +60,15 @@ class Charsets:
             found = self._decoders[charset] = self._decoder(charset)
         return found
 
+    def statement(self, text: bytes, collation: int | None) -> str:
+        """A statement that was sent in the character set of a collation; what does not read is replaced."""
+        if not text.isascii() and collation in self._collations:
+            try:
+                return self.decoder(self._collations[collation])(text)
+            except (BinlogError, UsageError):
+                pass
+        return text.decode("utf-8", "replace")
+
     def _decoder(self, charset: str) -> Callable[[bytes], str]:
         codec = _CODECS.get(charset)
         if codec is None and self.width(charset) > 1:

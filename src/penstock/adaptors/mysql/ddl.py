@@ -20,9 +20,16 @@ from enum import Enum
 
 from penstock.adaptors.mysql.binlog import Query
 
-_TOKEN = re.compile(r"`(?:[^`]|``)*`|'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|[\w$]+|[^\s]", re.DOTALL)
-_RUN = re.compile(r"/\*M?!\d*(.*?)\*/", re.DOTALL)
-_COMMENT = re.compile(r"/\*.*?\*/|--\s[^\n]*|#[^\n]*", re.DOTALL)
+_TOKEN = re.compile(
+    r"(?P<token>`(?:[^`]|``)*`|'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\")"
+    r"|/\*M?!\d*|\*/|/\*.*?\*/|--(?=\s|\Z)[^\n]*|#[^\n]*"
+    r"|(?P<word>[\w$]+|[^\s])",
+    re.DOTALL,
+)
+"""What is quoted; comments, of which those that servers run lose only their signs; words and signs.
+
+In one go: what looks like a comment may be in quotes, and the other way round.
+"""
 _BEFORE_TABLE = frozenset(
     {"ONLINE", "OFFLINE", "IGNORE", "OR", "REPLACE", "TEMPORARY", "UNIQUE", "FULLTEXT", "SPATIAL"}
 )
@@ -54,8 +61,8 @@ class Effect:
 
 def effects(query: Query) -> list[Effect]:
     """What a statement does to tables, in its order."""
-    statement = _COMMENT.sub(" ", _RUN.sub(r" \1 ", query.statement[:1_000_000]))
-    words = _Words(_TOKEN.findall(statement), query.database)
+    found = _TOKEN.finditer(query.statement[:1_000_000])
+    words = _Words([token[0] for token in found if token.lastgroup], query.database)
     first = words.word()
     try:
         if first in _ROW_WORDS:
@@ -99,7 +106,7 @@ class _Words:
     def _identifier(self) -> str:
         token = self._tokens[self._at]
         self._at += 1
-        if token[0] in '`"':
+        if token[0] in '`"' and len(token) > 2:
             return token[1:-1].replace(token[0] * 2, token[0])
         if not re.fullmatch(r"[\w$]+", token):
             raise IndexError(token)

@@ -29,9 +29,9 @@ from penstock.adaptors.mysql.place import Place, Transaction, heard
 from penstock.adaptors.mysql.ranges import KeyOrder
 from penstock.adaptors.mysql.rows import Image, Take, images, take_of
 from penstock.adaptors.mysql.stream import Changes
-from penstock.adaptors.mysql.table import Table, fits, logged_structure
+from penstock.adaptors.mysql.table import Table, fits, hidden_columns, logged_structure, may_be_unlogged
 from penstock.adaptors.mysql.tablemap import TableMap
-from penstock.adaptors.mysql.types import RowWriter, Structure
+from penstock.adaptors.mysql.types import Column, RowWriter, Structure
 from penstock.base.errors import UsageError
 from penstock.log.message import Message, Mode, Op, Position
 from penstock.log.schema import Schema
@@ -100,6 +100,8 @@ class Followed:
     """Whether the binlog tells the structure."""
     hint: Structure | None = None
     """The columns that the table had before it was changed: what the binlog does not tell, it may still tell."""
+    unsure: bool = False
+    """Whether the table was changed, and nobody could look at what it became."""
     told: Schema | None = None
     """The schema that went into the log last."""
     _shapes: dict[int, tuple[TableMap, Shape]] = field(default_factory=dict)
@@ -118,6 +120,10 @@ class Followed:
     def has(self, transaction: Transaction) -> bool:
         return self.ahead is not None and self.ahead.has(transaction)
 
+    def has_copied(self, transaction: Transaction) -> bool:
+        """Whether some of its rows were copied when the transaction was over already."""
+        return any(place.has(transaction) for _, place in self.stretches)
+
     def passed(self, place: Place) -> None:
         """The stream has come to `place`: forget what is behind it."""
         if self.ahead is not None and place.covers(self.ahead):
@@ -127,25 +133,33 @@ class Followed:
 
     def changed(self) -> None:
         """The table has other columns, maybe."""
-        self.hint, self.structure = self.structure or self.hint, None
+        self.hint, self.structure, self.unsure = self.structure or self.hint, None, True
         self._shapes.clear()
+
+    def looked(self, found: Structure | None) -> None:
+        """What a look at the changed table gave."""
+        self.structure, self.unsure = found, found is None
 
     def shape(self, table: TableMap, charsets: Charsets) -> Shape | None:
         """How to read rows of this table; None if nobody told its columns."""
-        known = self._shapes.get(table.id)
-        if known is not None and known[0] == table:
-            return known[1]
-        structure = logged_structure(table, charsets, self.structure or self.hint)
+        made = self._shapes.get(table.id)
+        if made is not None and made[0] == table:
+            return made[1]
+        known = self.structure or self.hint
+        structure = logged_structure(table, charsets, known)
         self.full = structure is not None
+        if structure is not None and self.unsure and may_be_unlogged(structure, known, charsets):
+            return None
         structure = structure or self.structure
         if structure is None:
             return None
-        if not fits(table, structure):
+        hidden = hidden_columns(table, charsets)
+        if not fits(table, structure, hidden):
             raise UsageError(
                 f"namespace '{self.ns}': the binlog has other columns than the table had when it was last looked at",
                 hint="SET GLOBAL binlog_row_metadata = FULL; then `penstock backfill " + self.ns + "`",
             )
-        shape = _shape(structure, table, charsets)
+        shape = _shape(structure, table, charsets, hidden)
         if len(self._shapes) > 64:
             self._shapes.clear()
         self._shapes[table.id] = (table, shape)
@@ -156,7 +170,7 @@ class Followed:
         self, changes: Changes, shape: Shape, at: Transaction, ts: int, session: Session
     ) -> list[Message]:
         """The messages of a row event."""
-        rows = list(images(changes.event, changes.head, shape.takes))
+        rows = list(images(changes.event, changes.head, shape.takes, len(shape.structure.columns)))
         kind = changes.event.type
         if kind in WRITES or kind in DELETES:
             op = Op.INSERT if kind in WRITES else Op.DELETE
@@ -226,9 +240,10 @@ def _left(message: Message) -> Message:
     return Message(message.ns, message.old_key, Op.DELETE, message.ts, message.mode, message.old_key)
 
 
-def _shape(structure: Structure, table: TableMap, charsets: Charsets) -> Shape:
+def _shape(structure: Structure, table: TableMap, charsets: Charsets, hidden: int) -> Shape:
     takes = []
-    for layout, column in zip(table.columns, structure.columns, strict=True):
+    columns = [*structure.columns, *[Column("", "bigint")] * hidden]
+    for layout, column in zip(table.columns, columns, strict=True):
         is_text = column.charset is not None and column.type not in ("enum", "set")
         takes.append(take_of(layout, column, charsets.decoder(column.charset or "") if is_text else None))
     names = [column.name for column in structure.columns]

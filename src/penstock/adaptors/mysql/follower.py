@@ -157,7 +157,7 @@ class Follower:
     def _start(self) -> None:
         places = {one.ns: one.ahead for one in self.followed.values() if one.ahead is not None}
         self.place = meet(places)
-        self._stream = Stream(self._server, self.place, self._identity)
+        self._stream = Stream(self._server, self.place, self._identity, self._charsets)
 
     def _end(self, item: Ends) -> None:
         assert self.place is not None
@@ -178,7 +178,7 @@ class Follower:
                 one.passed(self.place)
         looked, self._looked = self._looked, []
         for one in looked:
-            one.structure = self._look_up(one)
+            one.looked(self._look_up(one))
         self.behind = max(0.0, time.time() - self._stream.seconds)
 
     def _roll_back(self, transaction: Transaction) -> None:
@@ -194,13 +194,14 @@ class Follower:
             return
         shape = one.shape(changes.table, self._charsets)
         if shape is None:
-            one.structure = self._look_up(one)
+            one.looked(self._look_up(one))
             shape = one.shape(changes.table, self._charsets)
         if shape is None:
             raise UsageError(
                 f"namespace '{one.ns}' was changed more than once, and the binlog does not tell which columns its rows "
                 "had in between",
-                hint=f"SET GLOBAL binlog_row_metadata = FULL; then `penstock backfill {one.ns}`",
+                hint=("" if one.full else "SET GLOBAL binlog_row_metadata = FULL; then ")
+                + f"copy it anew with `penstock backfill {one.ns}`",
             )
         schema = shape.structure.schema
         if one.told != schema:
@@ -303,9 +304,9 @@ class Follower:
             one.changed()
             if one not in self._looked and (self._control.maria or not one.full):
                 self._looked.append(one)
-        elif effect.does in (Does.EMPTIED, Does.GONE):
+        elif effect.does in (Does.EMPTIED, Does.GONE) and not one.has_copied(self._open):
             self._take(one, [Message(one.ns, TRUNCATE, Op.COMMAND, self._ts, Mode.SYNC)])
-        elif effect.does is Does.REPLACED:
+        else:
             # Its rows are others now, and no event tells which: it is copied anew.
             self._take(one, [Message(one.ns, TRUNCATE, Op.COMMAND, self._ts, Mode.COPY)])
             del self.followed[one.ns]
@@ -314,10 +315,15 @@ class Follower:
 
     def _refuse_statement(self, effect: Effect, statement: str, database: str) -> None:
         """Only if it can be about a table that is followed."""
-        words = {word.lower() for word in re.findall(r"[\w$]+", statement)}
+        text = statement.lower()
+        words = set(re.findall(r"[\w$]+", text))
+
+        def mentions(name: str) -> bool:
+            return name in words if re.fullmatch(r"[\w$]+", name) else name.replace("`", "``") in text
+
         for ns in self.followed:
-            of, _, table = ns.partition(".")
-            if table.lower() in words and (of.lower() in words or of.lower() == database.lower()):
+            of, _, table = ns.lower().partition(".")
+            if mentions(table) and (mentions(of) or of == database.lower()):
                 shown = statement[:80]
                 if effect.does is Does.UNCLEAR:
                     raise UsageError(
@@ -343,7 +349,7 @@ class Follower:
         found = tables_of(self._control, database, name)
         until = current_place(self._control)
         scout = identity_of(f"{self._identity.uuid} scout", None)
-        for query in scan(self._server, self.place, until, scout):
+        for query in scan(self._server, self.place, until, scout, self._charsets):
             for effect in effects(query):
                 same = effect.ns.lower() == one.ns.lower() or (
                     not effect.table and effect.database == database

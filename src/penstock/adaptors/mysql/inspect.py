@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from penstock.adaptors.base import Finding, Found, Inspection
 from penstock.adaptors.mysql.connection import Session, quoted
 from penstock.adaptors.mysql.ranges import KeyOrder
-from penstock.adaptors.mysql.table import Table, tables_of
+from penstock.adaptors.mysql.table import Table, tables_of, versioned_tables
 from penstock.base.errors import UsageError
 
 _WANTED = (
@@ -31,6 +31,14 @@ def inspect(session: Session, accept: Callable[[str], bool], *, tail: bool) -> I
     tables = tables_of(session, session.server.database)
     accepted = [table for table in tables if accept(table.ns)]
     findings = [*_grants(session, accepted, tail=tail), *(_keys(accepted, tail=tail))]
+    findings += [
+        Finding(
+            f"table {database}.{name} keeps its history (SYSTEM VERSIONING): it is not read",
+            f"ALTER TABLE {quoted(database, name)} DROP SYSTEM VERSIONING",
+        )
+        for database, name in versioned_tables(session, session.server.database)
+        if accept(f"{database}.{name}")
+    ]
     if tail:
         findings += _log(session)
     return Inspection([Found(table.ns, table.rows, table.structure.key) for table in tables], findings)

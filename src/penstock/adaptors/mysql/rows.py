@@ -36,17 +36,22 @@ NULL = b"null"
 
 
 def images(
-    event: Event, head: RowsHead, takes: Sequence[Take]
+    event: Event, head: RowsHead, takes: Sequence[Take], shown: int
 ) -> Iterator[tuple[Image | None, Image | None]]:
-    """The rows of an event: before and after; one of them is None for inserts and deletes."""
+    """The rows of an event: before and after; one of them is None for inserts and deletes.
+
+    Of each the first `shown` values are told; behind them are those that no query gives.
+    """
     place, body, size = head.start, head.body, len(head.body)
     both = event.type in UPDATES
     first = _present(head.before, takes)
     second = _present(head.after, takes) if both else first
     while place < size:
         one, place = _image(body, place, first, len(takes))
+        del one[shown:]
         if both:
             other, place = _image(body, place, second, len(takes))
+            del other[shown:]
             yield one, other
         else:
             yield one, one

@@ -28,6 +28,7 @@ from penstock.adaptors.mysql.binlog import (
     read_rotate,
     read_rows,
 )
+from penstock.adaptors.mysql.charsets import Charsets
 from penstock.adaptors.mysql.connection import EXTRA, Server, Session, code_of
 from penstock.adaptors.mysql.place import MariaGtids, MySqlGtids, Place, Transaction
 from penstock.adaptors.mysql.tablemap import TableMap, read_table_map
@@ -101,13 +102,14 @@ Item = Begins | Changes | Says | Prepares | Ends
 class Stream:
     """Follows a server from a place on. Close it."""
 
-    def __init__(self, server: Server, place: Place, identity: Identity) -> None:
+    def __init__(self, server: Server, place: Place, identity: Identity, charsets: Charsets) -> None:
         self.begun = 0
         """When the file that is read was begun."""
         self.seconds = 0.0
         """When the last event was written."""
         self.offset = place.offset
         self._place = place
+        self._charsets = charsets
         self._reader = EventReader()
         self.file = place.file
         self._tables: dict[int, TableMap] = {}
@@ -149,7 +151,7 @@ class Stream:
         elif kind in ROWS:
             self._rows(event)
         elif kind in (Type.QUERY, Type.QUERY_COMPRESSED):
-            self._query(event, read_query(event))
+            self._query(event, read_query(event, self._charsets.statement))
         elif kind == Type.XID:
             self._end(event.end)
         elif kind in (Type.GTID, Type.ANONYMOUS_GTID, Type.MARIA_GTID):
@@ -177,6 +179,8 @@ class Stream:
     def _rows(self, event: Event) -> None:
         head = read_rows(event)
         table = self._tables.get(head.table)
+        if table is not None and self._open is None:
+            raise UsageError(f"{self.file}, byte {event.end}: rows of {table.ns} outside of a transaction")
         if table is not None:
             self._waiting.append(Changes(table, event, head))
         elif head.table != 0xFFFFFF:  # which marks the end of a statement that changed nothing
@@ -194,7 +198,7 @@ class Stream:
         word = query.statement.strip().rstrip(";").upper()
         if self._open is None:
             self._begin(event, explicit=False)
-        if word in ("BEGIN", "START TRANSACTION"):
+        if word in ("BEGIN", "START TRANSACTION") or word.startswith(("XA START", "XA BEGIN")):
             self._explicit = True
         elif word == "COMMIT" or word.startswith(("XA COMMIT", "XA ROLLBACK")):
             self._end(event.end)
@@ -383,9 +387,11 @@ def _lost(what: str) -> UsageError:
     )
 
 
-def scan(server: Server, place: Place, until: Place, identity: Identity) -> Iterator[Query]:
+def scan(
+    server: Server, place: Place, until: Place, identity: Identity, charsets: Charsets
+) -> Iterator[Query]:
     """The statements that the binlog has between two places."""
-    stream = Stream(server, place, identity)
+    stream = Stream(server, place, identity, charsets)
     try:
         reached = place
         while not reached.covers(until):

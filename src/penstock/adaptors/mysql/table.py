@@ -43,6 +43,10 @@ _TABLES = """
     SELECT TABLE_SCHEMA, TABLE_NAME, ENGINE, TABLE_ROWS FROM information_schema.TABLES
     WHERE TABLE_TYPE = 'BASE TABLE' AND {} ORDER BY TABLE_SCHEMA, TABLE_NAME
 """
+_VERSIONED = """
+    SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES
+    WHERE TABLE_TYPE = 'SYSTEM VERSIONED' AND {} ORDER BY TABLE_SCHEMA, TABLE_NAME
+"""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,13 @@ def tables_of(session: Session, database: str = "", table: str = "") -> list[Tab
             )
         )  # fmt: skip
     return found
+
+
+def versioned_tables(session: Session, database: str) -> list[tuple[str, str]]:
+    """MariaDB's tables that keep their history: what stands of them in the binlog is not what their rows are now."""
+    condition, values = _condition(database, "")
+    rows = session.query(_VERSIONED.format(condition), values)
+    return [(str(schema), str(name)) for schema, name in rows]
 
 
 def _condition(database: str, table: str) -> tuple[str, list[object]]:
@@ -144,6 +155,7 @@ _INTEGERS = {1: "tinyint", 2: "smallint", 9: "mediumint", 3: "int", 8: "bigint",
 _TIMES = {18: "datetime", 17: "timestamp", 19: "time", 12: "datetime", 7: "timestamp", 11: "time"}
 _PLAINLY = {10: "date", 14: "date", 13: "year", 245: "json", 242: "vector"}
 _LENGTHS = {1: "tiny", 2: "", 3: "medium", 4: "long"}
+_BIGINT, _HASH = 8, re.compile(r"DB_ROW_HASH_\d+")
 _CHARACTER = frozenset({STRING, VARCHAR, 253, 252, 249, 250, 251})
 
 
@@ -155,10 +167,11 @@ def logged_structure(table: TableMap, charsets: Charsets, known: Structure | Non
     told = read_metadata(table)
     if len(told.names) != len(table.columns):
         return None
+    shown = len(table.columns) - hidden_columns(table, charsets)
     collations = _collations(table, told, charsets)
     sets, enums, geometries = iter(told.sets), iter(told.enums), iter(told.geometries)
     columns = []
-    for index, layout in enumerate(table.columns):
+    for index, layout in enumerate(table.columns[:shown]):
         collation = collations[index]
         charset = charsets.of_collation(collation) if collation is not None else None
         if layout.type in (ENUM, SET):
@@ -174,6 +187,28 @@ def logged_structure(table: TableMap, charsets: Charsets, known: Structure | Non
         columns.append(Column(told.names[index], native, charset, layout.nullable))
     key = tuple(told.names[index] for index in told.key)
     return _with_known(Structure(tuple(columns), key), known)
+
+
+def hidden_columns(table: TableMap, charsets: Charsets) -> int:
+    """How many columns at the end nobody sees but the binlog.
+
+    MariaDB keeps a hash of each unique key that is too long for an index, in a column of its own.
+    """
+    names = read_metadata(table).names if charsets.maria else []
+    count = 0
+    for name, layout in zip(reversed(names), reversed(table.columns), strict=False):
+        if layout.type != _BIGINT or not _HASH.fullmatch(name):
+            break
+        count += 1
+    return count
+
+
+def may_be_unlogged(found: Structure, known: Structure | None, charsets: Charsets) -> bool:
+    """Whether a column that `known` does not have is of a type that stands in the binlog as plain bytes, maybe."""
+    before = {column.name for column in known.columns} if known is not None else set()
+    return charsets.maria and any(
+        column.native in ("binary(4)", "binary(16)") and column.name not in before for column in found.columns
+    )
 
 
 def _with_known(found: Structure, known: Structure | None) -> Structure:
@@ -223,11 +258,11 @@ def _logged_native(type: int, meta: int, unsigned: bool, charset: str | None, ch
     return _PLAINLY.get(type, f"type {type}")
 
 
-def fits(table: TableMap, structure: Structure) -> bool:
-    """Whether row images of this layout can be of a table with these columns."""
-    return len(table.columns) == len(structure.columns) and all(
+def fits(table: TableMap, structure: Structure, hidden: int = 0) -> bool:
+    """Whether row images of this layout can be of a table with these columns, and `hidden` ones behind them."""
+    return len(table.columns) - hidden == len(structure.columns) and all(
         column.type in _families(layout.type)
-        for layout, column in zip(table.columns, structure.columns, strict=True)
+        for layout, column in zip(table.columns, structure.columns, strict=False)
     )
 
 

@@ -1,0 +1,120 @@
+"""The MySQL source: names, character sets and structures in which rows would get lost, or become others."""
+
+from __future__ import annotations
+
+import pymysql
+import pytest
+from tests.adaptors.mysql_reading import Tables
+from tests.servers.mariadb import PASSWORD, USER, MySqlServer
+
+from penstock import adaptors
+from penstock.adaptors.mysql import copy as mysql_copy
+from penstock.base.errors import UsageError
+from penstock.log.message import Op
+
+pytestmark = pytest.mark.xdist_group("mariadb")
+
+
+@pytest.fixture
+def tables(mariadb_server: MySqlServer) -> Tables:
+    return Tables(mariadb_server, "losses")
+
+
+def test_emptying_a_table_with_an_odd_name_leaves_the_others_alone(tables: Tables) -> None:
+    tables.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE `t#1` (id int PRIMARY KEY)")
+    with tables.reading("t", "t#1") as reading:
+        tables.until(reading, lambda: len(tables.completed) == 2)
+        tables.run("INSERT INTO t VALUES (1)", "INSERT INTO `t#1` VALUES (1)", "TRUNCATE TABLE `t#1`")
+        tables.run("INSERT INTO `t#1` VALUES (2)", "INSERT INTO t VALUES (2)")
+        tables.until(reading, lambda: len(tables.rows("t")) >= 2)
+    assert [message.op for message in tables.of("t")] == [Op.INSERT, Op.INSERT]
+    assert [message.op for message in tables.of("t#1")] == [Op.INSERT, Op.COMMAND, Op.INSERT]
+
+
+def test_a_statement_is_read_in_the_character_set_of_its_client(tables: Tables) -> None:
+    tables.run("CREATE TABLE größe (id int PRIMARY KEY)", "INSERT INTO größe VALUES (1)")
+    with tables.reading("größe") as reading:
+        tables.until(reading, lambda: len(tables.of("größe")) == 1)
+        with (
+            pymysql.connect(
+                host="127.0.0.1", port=tables.server.port, user=USER, password=PASSWORD, charset="latin1",
+                database=tables.database,
+            ) as client,
+            client.cursor() as cursor,
+        ):  # fmt: skip
+            cursor.execute("TRUNCATE TABLE größe")
+        tables.run("INSERT INTO größe VALUES (2)")
+        tables.until(reading, lambda: 2 in tables.state("größe"))
+    assert tables.state("größe") == {2: {"id": 2}}
+
+
+@pytest.mark.parametrize("statement", ["TRUNCATE TABLE t", "CREATE OR REPLACE TABLE t (id int PRIMARY KEY)"])
+def test_a_table_that_is_emptied_in_the_midst_of_its_copy_keeps_what_came_then(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
+    monkeypatch.setattr(mysql_copy, "MOST_ROWS", 5)
+    tables.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT seq FROM seq_1_to_20")
+    with tables.reading("t") as reading:
+        tables.until(reading, lambda: len(tables.of("t")) >= 5)
+    assert not tables.completed
+    tables.run(statement, "INSERT INTO t SELECT seq FROM seq_101_to_110")
+    with tables.reading("t") as reading:
+        tables.until(reading, lambda: bool(tables.completed))
+        tables.run("INSERT INTO t VALUES (200)")
+        tables.until(reading, lambda: 200 in tables.state("t"))
+    assert sorted(tables.state("t")) == [*range(101, 111), 200]
+
+
+def test_a_long_unique_key_adds_no_column_to_rows(tables: Tables) -> None:
+    tables.run("CREATE TABLE t (id int PRIMARY KEY, word text UNIQUE, other blob UNIQUE)")
+    with tables.reading("t") as reading:
+        tables.until(reading, lambda: bool(tables.completed))
+        tables.run(
+            "INSERT INTO t VALUES (1, 'a', 'b'), (2, NULL, NULL)", "UPDATE t SET word = 'c' WHERE id = 1"
+        )
+        tables.run("DELETE FROM t WHERE id = 2")
+        tables.until(reading, lambda: len(tables.of("t")) == 4)
+    b = {"$binary": {"base64": "Yg==", "subType": "00"}}
+    assert tables.rows("t") == [
+        {"id": 1, "word": "a", "other": b},
+        {"id": 2, "word": None, "other": None},
+        {"id": 1, "word": "c", "other": b},
+        {"id": 2, "word": None, "other": None},
+    ]
+    schema = tables.log.schema(tables.ns("t"))
+    assert schema is not None
+    assert [field.name for field in schema.fields] == ["id", "word", "other"]
+
+
+def test_a_type_that_the_binlog_does_not_tell_is_not_guessed(tables: Tables) -> None:
+    tables.run("CREATE TABLE t (id int PRIMARY KEY)")
+    tables.copy("t")
+    tables.run(
+        "ALTER TABLE t ADD COLUMN u uuid",
+        "INSERT INTO t VALUES (1, '6ccd780c-baba-1026-9564-5b8c656024db')",
+        "ALTER TABLE t ADD COLUMN n int",
+    )
+    with tables.reading("t") as reading, pytest.raises(UsageError, match="more than once") as caught:
+        reading.until(lambda: False, 20)
+    assert tables.of("t") == []
+    assert caught.value.hint == "copy it anew with `penstock backfill losses.t`"
+
+
+def test_a_statement_that_changes_rows_of_a_table_with_an_odd_name_stops_the_source(tables: Tables) -> None:
+    tables.run("CREATE TABLE `t-1` (id int PRIMARY KEY)")
+    with tables.reading("t-1") as reading:
+        tables.until(reading, lambda: bool(tables.completed))
+        tables.run("SET SESSION binlog_format = STATEMENT", "INSERT INTO `t-1` VALUES (1)")
+        with pytest.raises(UsageError, match="logged as text"):
+            reading.until(lambda: False, 20)
+
+
+def test_plan_names_a_table_with_a_history_which_is_not_read(tables: Tables) -> None:
+    tables.run(
+        "CREATE TABLE t (id int PRIMARY KEY) WITH SYSTEM VERSIONING", "CREATE TABLE u (id int PRIMARY KEY)"
+    )
+    inspection = adaptors.mysql(uri=tables.server.uri("losses")).source().inspect(lambda ns: ns != "losses.x")
+    assert [found.ns for found in inspection.namespaces] == ["losses.u"]
+    (finding,) = inspection.findings
+    assert finding.what == "table losses.t keeps its history (SYSTEM VERSIONING): it is not read"
+    assert finding.fix == "ALTER TABLE `losses`.`t` DROP SYSTEM VERSIONING"
