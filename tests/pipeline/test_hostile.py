@@ -12,8 +12,10 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import msgspec
 import pyarrow as pa
@@ -49,19 +51,24 @@ from penstock.log.message import Message, Mode, Op, Resume
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.record import Record
 from penstock.pipeline import housekeeping, lag
+from penstock.pipeline.atomic import decisions_of
 from penstock.pipeline.definition import SinkNode
+from penstock.pipeline.editing import Editor
 from penstock.pipeline.engine import Engine
 from penstock.pipeline.errortext import told
 from penstock.pipeline.housekeeping import Housekeeping
 from penstock.pipeline.ingest import Ingest
 from penstock.pipeline.namespace import Namespace
 from penstock.pipeline.offsetfile import Exported, ExportedSink
+from penstock.pipeline.operations import Directory
 from penstock.pipeline.policy import MaxLag, WhenBehind
 from penstock.pipeline.progress import Progress, Summary, published
-from penstock.pipeline.runner import run
+from penstock.pipeline.runner import _Run, run
 from penstock.pipeline.serving import serving
+from penstock.pipeline.supervisedgroup import SupervisedGroup
 from penstock.pipeline.supervisor import SupervisedSink
 from penstock.pipeline.surroundings import Surroundings, runner_for
+from penstock.spark.batch import BatchRunner
 from penstock.spark.reach import Reach
 from penstock.spark.single import SingleDelivery, batch_of
 
@@ -217,14 +224,7 @@ class TestDetaching:
         (tmp_path / "away").touch()
         limit = MaxLag(bytes=1000, then=WhenBehind.DETACH)
         node = SinkNode("s", Picky(directory=tmp_path), Namespace(".*"), max_lag=limit)
-        options = {"dataDir": str(tmp_path), "pipeline": "p"}
-        around = Surroundings(
-            "p", here.log.reader, here.log.log_id, tmp_path / "scratch", options, Reach(here.client.address)
-        )
-        claim = lambda: OffsetLog(here.client, "p", "s", NOW)  # noqa: E731
-        sink = SupervisedSink(
-            node, runner_for(node, claim, lambda generation, refusals: None, around), around
-        )
+        sink = SupervisedSink(node, batches_for(here, node), surroundings(here))
         sink.open()
         assert sink.state == "away"
         sink._due = time.monotonic() + 60
@@ -247,6 +247,79 @@ class TestDetaching:
         with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
             assert not OffsetLog(client, "p", "out", NOW).state.commit.detached
 
+    def test_sinks_that_commit_together_are_detached_and_set_again_together(self, here: ByHand) -> None:
+        """The log was kept for them all the same, and what an operator did for them changed nothing."""
+        here.append("A" * 500)
+        end = here.log.point
+        group = detaching_group(here)
+        group.open()
+        group.watch(end)
+        assert group.state == "detached"
+        assert [here.held(name).commit.detached for name in ("one", "two")] == [True, True]
+        settings = Pipeline("p").settings
+        upkeep = Housekeeping(here.log, "p", settings, lambda: {group.node.name: group.durable})
+        assert upkeep._earliest() == end.offset
+        editor = Editor(Directory(here.client), "ann")
+        editor.mark("p", "one", 499)
+        assert detaching_group(here).state == "detached", "one of them still is"
+        editor.mark("p", "two", 499)
+        again = detaching_group(here)
+        assert (again.state, again.commit.detached) == ("starting", False)
+
+    @pytest.mark.parametrize("landed", [True, False])
+    def test_a_sink_is_detached_whatever_became_of_a_commit_in_doubt(
+        self, here: ByHand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, landed: bool
+    ) -> None:
+        here.append("A" * 500)
+        limit = MaxLag(bytes=1000, then=WhenBehind.DETACH)
+        node = SinkNode("s", Picky(directory=tmp_path), Namespace(".*"), max_lag=limit)
+        sink = SupervisedSink(node, batches_for(here, node), surroundings(here))
+        sink.open()
+        real = Client.append
+
+        def doubtful(self: Client, *args: Any, **settings: Any) -> object:
+            if landed:
+                real(self, *args, **settings)
+            raise BrokerGoneError("nobody answers")
+
+        monkeypatch.setattr(Client, "append", doubtful)
+        with pytest.raises(BrokerGoneError):
+            sink._batches._committed(Commit(watermark=3, delivered=3), {})
+        monkeypatch.setattr(Client, "append", real)
+        sink.watch(here.log.point)
+        assert sink.state == "detached"
+        held = here.held().commit
+        assert (held.watermark, held.detached) == (3 if landed else 0, True)
+
+
+def surroundings(here: ByHand) -> Surroundings:
+    options = {"dataDir": str(here.path), "pipeline": "p"}
+    return Surroundings(
+        "p", here.log.reader, here.log.log_id, here.path / "scratch", options, Reach(here.client.address)
+    )
+
+
+def claims(here: ByHand, name: str) -> Callable[[], OffsetLog]:
+    return lambda: OffsetLog(here.client, "p", name, NOW)
+
+
+def batches_for(here: ByHand, node: SinkNode) -> BatchRunner:
+    return runner_for(node, claims(here, node.name), lambda generation, refusals: None, surroundings(here))
+
+
+def detaching_group(here: ByHand) -> SupervisedGroup:
+    """Two sinks that commit together, whose targets are not there, and that may not be far behind."""
+    limit = MaxLag(bytes=1000, then=WhenBehind.DETACH)
+    away = a.connector(sink="127.0.0.1:1")
+    nodes = [SinkNode(name, away, Namespace(".*"), max_lag=limit) for name in ("one", "two")]
+    return SupervisedGroup(
+        nodes,
+        lambda: decisions_of(here.client, "p", NOW),
+        partial(claims, here),
+        lambda name: lambda generation, refusals: None,
+        surroundings(here),
+    )
+
 
 def test_no_place_of_bad_input_tells_a_password(tmp_path: Path) -> None:
     bad = Bad(
@@ -263,6 +336,27 @@ def test_no_place_of_bad_input_tells_a_password(tmp_path: Path) -> None:
 
 
 class TestBrokerAway:
+    def test_what_an_operator_asked_for_meanwhile_is_done_when_it_is_back(self, here: ByHand) -> None:
+        resumed: list[str] = []
+
+        def resume(name: str) -> None:
+            if not resumed and not answers:
+                raise BrokerGoneError("nobody answers")
+            resumed.append(name)
+
+        answers: list[bool] = []
+        control = Control(here.client, "p")
+        for name in ("one", "two"):
+            control.append(ControlEntry(NOW, "ann", "resume", name))
+        sinks = [SimpleNamespace(names={name}, resume=partial(resume, name)) for name in ("one", "two")]
+        work = SimpleNamespace(_control=control, _heard=0, _sinks=sinks)
+        with pytest.raises(BrokerGoneError):
+            _Run._obey(work)  # type: ignore[arg-type]
+        answers.append(True)
+        for _ in range(2):
+            _Run._obey(work)  # type: ignore[arg-type]
+        assert resumed == ["one", "two"]
+
     def test_reading_goes_on_where_it_was_when_the_broker_is_back(self, tmp_path: Path) -> None:
         go, quiet = threading.Event(), threading.Event()
 

@@ -60,6 +60,7 @@ class SupervisedGroup(SupervisedSink):
         made = runner_for(group, claim, bury(GROUP), around, GroupSink(), GroupRunner)
         assert isinstance(made, GroupRunner)
         made.members = runners
+        made.agree()
         super().__init__(group, made, around)
         for runner in runners:
             runner.tell_done(self._count)

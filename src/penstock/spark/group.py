@@ -8,7 +8,7 @@ vote to abort, or one refused message that stops a sink, holds for all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,6 +76,18 @@ class GroupRunner(VotingRunner):
     def close(self) -> None:
         for member in self.members:
             member.close()
+
+    def mark(self, change: Callable[[Commit], Commit]) -> None:
+        """First what each sink has, which is what the log is kept by; a crash in between is made good by `agree`."""
+        for member in self.members:
+            member.mark(change)
+        super().mark(change)
+
+    def agree(self) -> None:
+        """Be detached as long as one of the sinks is: an operator sets each of them."""
+        detached = any(member.offsets.state.commit.detached for member in self.members)
+        if self.offsets.state.commit.detached != detached:
+            super().mark(lambda commit: msgspec.structs.replace(commit, detached=detached))
 
     def claim_again(self) -> None:
         for member in self.members:
