@@ -15,7 +15,7 @@ from penstock.journal.embedded import EmbeddedBroker
 from penstock.log.commitlog import CommitLog
 from penstock.log.compaction import compact
 from penstock.log.control import Control, ControlEntry, Detail
-from penstock.log.message import MessageOffset
+from penstock.log.message import Message, MessageOffset
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.pipeline.clock import now_us
 from penstock.pipeline.progress import NodeProgress, Progress, RunFile, publish
@@ -278,6 +278,29 @@ def test_backfill_is_for_the_source_at_its_next_start(shop: Shop) -> None:
     assert resume["orders"].position == {} or not resume["orders"].position
     assert "did you mean 'orders'" in shop.fails(2, "backfill", "order", "--yes")
     assert "--yes does not ask" in shop.fails(2, "backfill", "orders")
+
+
+def test_a_backfill_of_some_rows_takes_the_place_of_another_and_says_so(shop: Shop) -> None:
+    shop.ok("backfill", "orders", "--where", "id > 3", "--yes")
+    told = shop.ok("backfill", "orders", "--where", "id < 2", "--yes")
+    assert "where id < 2 again, and no more those where id > 3" in told
+    assert shop.lines("backfill", "orders", "--where", "id < 2", "--yes")[0]["instead_of"] is None
+    with shop.client() as client:
+        assert (
+            CommitLog(client, "shop", shop.data / "index", 1 << 20, NOW).resume()["orders"].where == "id < 2"
+        )
+
+
+def test_some_rows_do_not_take_the_place_of_all_that_are_still_to_be_copied(shop: Shop) -> None:
+    """A source would have gone on behind them, and the others never been copied."""
+    shop.ok("backfill", "orders", "--where", "id > 3", "--yes")
+    shop.ok("backfill", "orders", "--yes")
+    assert "not copied to its end yet" in shop.fails(2, "backfill", "orders", "--where", "id > 3", "--yes")
+    with shop.client() as client:
+        log = CommitLog(client, "shop", shop.data / "index", 1 << 20, NOW)
+        assert "orders" not in log.resume(), "all of it is copied"
+        log.append([Message("orders", b"{}")], {"orders": {"after": [1]}}, [], NOW)
+    assert "not copied to its end yet" in shop.fails(2, "backfill", "orders", "--where", "id > 3", "--yes")
 
 
 def test_operator_commands_need_neither_spark_nor_arrow(shop: Shop) -> None:

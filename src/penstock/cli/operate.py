@@ -165,7 +165,8 @@ def backfill(
     """Have the source copy namespace NS again.
 
     It does at the next run, and all sinks get the rows once more. Without --where all of it is copied. Changes that
-    come meanwhile are followed as ever.
+    come meanwhile are followed as ever. One that has not come to its end begins anew with what is said now; --where is
+    refused where all rows are still to be copied.
 
     \b
     Examples:
@@ -176,12 +177,14 @@ def backfill(
         name = chosen_pipeline(editor.directory, pipeline)
         editor.require_still(name)
         what = f"the rows of '{ns}' where {where}" if where else f"all of '{ns}'"
-        confirm(ctx, f"Copy {what} again, to all sinks of '{name}'?", yes=yes)
+        instead = editor.replaced_backfill(name, ns, where)
+        loss = f", and no more those where {instead}, which were not copied to the end" if instead else ""
+        confirm(ctx, visible(f"Copy {what} again, to all sinks of '{name}'{loss}?"), yes=yes)
         editor.backfill(name, ns, where)
     if wants_json(ctx):
-        emit({"pipeline": name, "ns": ns, "where": where})
+        emit({"pipeline": name, "ns": ns, "where": where, "instead_of": instead})
     else:
-        click.echo(visible(f"The next run of '{name}' copies {what} again."))
+        click.echo(visible(f"The next run of '{name}' copies {what} again{loss}."))
 
 
 @click.command()

@@ -25,7 +25,9 @@ from penstock.journal.embedded import EmbeddedBroker, address
 from penstock.log import commitlog, offsets
 from penstock.log.control import PAUSE, RESUME, STANDING, ControlEntry, Detail
 from penstock.log.deadletters import DeadLetter, DeadLetters
+from penstock.log.message import Mode
 from penstock.log.offsets import Commit, OffsetLog, SinkOffsets
+from penstock.log.positions import NamespaceState
 from penstock.pipeline import moves
 from penstock.pipeline.clock import now_us
 from penstock.pipeline.live import serves
@@ -171,20 +173,37 @@ class Editor:
         self.record(pipeline, "import", wanted.sink, detail)
         return dataclasses.replace(move, generation=held.commit.generation)
 
+    def replaced_backfill(self, pipeline: str, ns: str, where: str | None) -> str | None:
+        """The condition of a backfill whose rows will not be copied, if `where` takes its place; None if none waits."""
+        known = self._namespace(pipeline, ns)
+        return known.where if where is not None and known.where != where else None
+
     def backfill(self, pipeline: str, ns: str, where: str | None) -> None:
-        """Have the source copy a namespace again at the next run: all of it, or the rows that `where` means."""
+        """Have the source copy a namespace again at the next run: all of it, or the rows that `where` means.
+
+        Some rows cannot take the place of all: what of these is not copied yet would never be.
+        """
         self.require_still(pipeline)
-        known = self.directory.reader(pipeline).state().namespaces
-        if ns not in known:
+        known = self._namespace(pipeline, ns)
+        if where is not None and known.mode == Mode.COPY and known.where is None:
             raise UsageError(
-                f"'{ns}' is not a namespace of the log of '{pipeline}'{did_you_mean(ns, known)}",
-                hint="a namespace that was never read is copied at the next run anyway",
+                f"'{ns}' is not copied to its end yet, and these rows come with all others",
+                hint="run the pipeline until `penstock status` shows it as complete, then say this again",
             )
         here = self.directory.directory
         with tempfile.TemporaryDirectory() as elsewhere:
             cache = here.index if here is not None else Path(elsewhere)
             commitlog.request_backfill(self.client, pipeline, cache, ns, where, self.clock())
         self.record(pipeline, "backfill", None, {"ns": ns, "where": where})
+
+    def _namespace(self, pipeline: str, ns: str) -> NamespaceState:
+        known = self.directory.reader(pipeline).state().namespaces
+        if ns not in known:
+            raise UsageError(
+                f"'{ns}' is not a namespace of the log of '{pipeline}'{did_you_mean(ns, known)}",
+                hint="a namespace that was never read is copied at the next run anyway",
+            )
+        return known[ns]
 
     def fence_off(self, pipeline: str) -> None:
         """Make sure that no run of this pipeline goes on.
