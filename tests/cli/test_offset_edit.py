@@ -227,6 +227,10 @@ def test_export_and_import_restore_every_sink(shop: Shop) -> None:
 BAD_IMPORTS: list[tuple[dict[str, object], str]] = [
     ({"sinks": [{"sink": "ids", "offset": 5}]}, "offset 5 is beyond the log, which ends with 4"),
     ({"sinks": [{"sink": "ids", "offset": 1, "namespaces": {"orders": 3}}]}, "namespace 'orders' at 3"),
+    (
+        {"sinks": [{"sink": "ids", "offset": 1, "generation": 1 << 63}]},
+        "9223372036854775808 is no generation",
+    ),
     ({"sinks": [{"sink": "ids", "offset": 1, "acked": [1]}]}, "cannot be acknowledged ahead"),
     ({"sinks": [{"sink": "a", "offset": 1}, {"sink": "a", "offset": 1}]}, "names sink 'a' twice"),
     ({"log": "f" * 32}, "offsets of another log"),

@@ -14,6 +14,9 @@ from penstock.pipeline.operations import Directory
 
 FORMAT = 1
 
+_GENERATIONS = 1 << 31
+"""No sink has had so many. One beyond what a target can keep could never be taken back: they only grow."""
+
 
 class ExportedSink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one sink has. `offset` is the last one acknowledged, -1 for none."""
@@ -77,6 +80,8 @@ def _check_sink(sink: ExportedSink, end: int) -> None:
         raise UsageError(
             f"sink '{sink.sink}': offset {sink.offset} is beyond the log, which ends with {end - 1}"
         )
+    if not 0 <= sink.generation < _GENERATIONS:
+        raise UsageError(f"sink '{sink.sink}': {sink.generation} is no generation")
     for ns, offset in sink.namespaces.items():
         if not 0 <= offset <= sink.offset:
             raise UsageError(f"sink '{sink.sink}': namespace '{ns}' at {offset}, the sink at {sink.offset}")
