@@ -47,8 +47,9 @@ from penstock.journal.embedded import EmbeddedBroker
 from penstock.log import deadletters
 from penstock.log.commitlog import CommitLog
 from penstock.log.control import Control, ControlEntry
-from penstock.log.message import Message, Mode, Op, Resume
+from penstock.log.message import ByteOffset, Message, MessageOffset, Mode, Op, Resume
 from penstock.log.offsets import Commit, OffsetLog
+from penstock.log.positions import LogPoint
 from penstock.log.record import Record
 from penstock.pipeline import housekeeping, lag
 from penstock.pipeline.atomic import decisions_of
@@ -215,6 +216,19 @@ class ScriptedSource(Source):
         stop.wait(self._script.seconds)
 
 
+@dataclasses.dataclass
+class Clock:
+    """Stands for the module `time`."""
+
+    now: float
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return time.time()
+
+
 class TestDetaching:
     def test_a_target_that_is_away_at_the_start_is_no_reason_to_detach_a_sink(
         self, here: ByHand, tmp_path: Path
@@ -246,6 +260,52 @@ class TestDetaching:
         assert "within a transaction" in str(summary.message), "it ended otherwise"
         with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
             assert not OffsetLog(client, "p", "out", NOW).state.commit.detached
+
+    def test_a_source_that_catches_up_is_no_reason_to_detach_a_sink(
+        self, here: ByHand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What it logs is old, and the sink has had everything until now; only later is the sink too late."""
+        monkeypatch.setattr(lag, "AGE_EVERY", 0.0)
+        clock = Clock(100.0)
+        monkeypatch.setattr(lag, "time", clock)
+        here.append("A" * 5)
+        OffsetLog(here.client, "p", "s", NOW).commit(Commit(watermark=5, delivered=5), {}, NOW)
+        limit = MaxLag(seconds=3600, then=WhenBehind.DETACH)
+        node = SinkNode("s", Picky(directory=tmp_path), Namespace(".*"), max_lag=limit)
+        sink = SupervisedSink(node, batches_for(here, node), surroundings(here))
+        sink.open()
+        sink.watch(here.log.point)
+        here.append("A")  # of 2023, by its time
+        for seconds, state in ((2.0, "starting"), (3500.0, "starting"), (3600.0, "detached")):
+            clock.now = 100.0 + seconds
+            sink.watch(here.log.point)
+            assert (sink.state, sink.progress(here.log.point).lag_seconds) == (state, seconds)
+
+    def test_a_sink_that_lacks_old_messages_from_the_start_is_as_far_behind_as_they_are_old(
+        self, here: ByHand
+    ) -> None:
+        here.append("A" * 5)
+        behind = lag.Lag("s", MaxLag(seconds=3600), here.log.reader)
+        behind.look(LogPoint(MessageOffset(0), ByteOffset(0)), here.log.point)
+        assert behind.share > 1
+
+    def test_what_is_remembered_of_a_sink_that_stands_still_stays_small_and_true(
+        self, here: ByHand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(lag, "AGE_EVERY", 0.0)
+        monkeypatch.setattr(lag, "_ENDS", 8)
+        clock = Clock(0.0)
+        monkeypatch.setattr(lag, "time", clock)
+        begin = here.log.point
+        behind = lag.Lag("s", None, here.log.reader)
+        for second in range(50):
+            clock.now = float(second)
+            behind.look(begin, here.log.point)
+            assert behind.seconds == second
+            here.append("A")
+        assert len(behind._ends) <= 8
+        behind.look(here.log.reader.seek(40), here.log.point)
+        assert 9 <= behind.seconds < 49
 
     def test_sinks_that_commit_together_are_detached_and_set_again_together(self, here: ByHand) -> None:
         """The log was kept for them all the same, and what an operator did for them changed nothing."""

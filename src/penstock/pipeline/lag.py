@@ -1,9 +1,14 @@
-"""How far a sink is behind the end of the log, in bytes and in time, against the limit it was given (DESIGN 9)."""
+"""How far a sink is behind the end of the log, in bytes and in time, against the limit it was given (DESIGN 9).
+
+A message counts as old as its source says, but what came while this was looked at is no older than that: a source that
+catches up logs old messages, and nobody is behind for that.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 
 from penstock.log.commitlog import LogReader
 from penstock.log.positions import LogPoint
@@ -13,6 +18,9 @@ log = logging.getLogger(__name__)
 
 AGE_EVERY = 2.0
 """Seconds between two looks for the oldest message that is missing."""
+
+_ENDS = 1000
+"""So many of them are remembered; of a sink that stands still, fewer and fewer for the same time."""
 
 
 class Lag:
@@ -24,6 +32,8 @@ class Lag:
         self._reader = reader
         self._looked = 0.0
         self._told = 0.0
+        self._ends: deque[tuple[float, int]] = deque()
+        """When the log was seen to end where; from the last time on that it ended before what the sink lacks."""
         self.seconds = 0.0
         self.share = 0.0
         """Of the limit; 1 and more is beyond it."""
@@ -38,8 +48,13 @@ class Lag:
         if now - self._looked < AGE_EVERY:
             return
         self._looked = now
+        self._ends.append((now, end.offset))
+        while len(self._ends) > 1 and self._ends[1][1] <= at.offset:
+            self._ends.popleft()
+        if len(self._ends) > _ENDS:
+            self._ends = deque(list(self._ends)[::2])
         behind = end.offset > at.offset
-        self.seconds = self._age(at, end) if behind else 0.0
+        self.seconds = min(self._age(at, end), self._known(at, now)) if behind else 0.0
         used = end.byte - at.byte if behind else 0
         shares = [
             used / self._limit.bytes if self._limit.bytes else 0.0,
@@ -52,6 +67,11 @@ class Lag:
                 log.warning("sink %s: at %.0f %% of its max_lag", self._sink, 100 * self.share)
         if self.share < 0.5:
             self._told = 0.0
+
+    def _known(self, at: LogPoint, now: float) -> float:
+        """For how long, at most, the sink has lacked something; of what was there before all this nobody knows."""
+        seen, offset = self._ends[0]
+        return now - seen if offset <= at.offset else float("inf")
 
     def _age(self, at: LogPoint, end: LogPoint) -> float:
         for _, record in self._reader.records(at.byte, end.byte):
