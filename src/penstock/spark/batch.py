@@ -305,9 +305,11 @@ class BatchRunner:
             self._overlap.settle()
             at = min(end.offset, careful)
             self._singly(work.until(at))
-        while at < end.offset:  # one that ends early, with much refused, has the rest follow
-            self._in_bulk(work.behind(LogPoint(MessageOffset(at), begin.byte)))
-            at = self.at.offset
+        size = end.offset - at
+        while at < end.offset:  # where much is refused it ends early, and the rest follows in small pieces
+            rest = work.behind(LogPoint(MessageOffset(at), begin.byte))
+            self._in_bulk(rest.until(min(at + size, end.offset)))
+            at, size = self.at.offset, 2 * (self.at.offset - at)
 
     def _in_bulk(self, work: Work) -> None:
         spent = Spent()

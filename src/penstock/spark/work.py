@@ -65,13 +65,17 @@ class Work:
 
     def behind(self, begin: LogPoint) -> Work:
         """The work that begins later."""
+        if begin.offset == self.begin.offset:
+            return self
         later = dataclasses.replace(self, begin=begin)
-        if self.given is None or begin.offset == self.begin.offset:
+        if self.given is None:
             return later
         return dataclasses.replace(later, given=later.messages_of().count())
 
     def until(self, offset: int) -> Work:
         """The work that ends before a message."""
+        if offset == self.end.offset:
+            return self
         end = LogPoint(MessageOffset(offset), self.end.byte)
         shorter = dataclasses.replace(self, end=end)
         if self.given is None:
