@@ -289,6 +289,26 @@ class TestDetaching:
         behind.look(LogPoint(MessageOffset(0), ByteOffset(0)), here.log.point)
         assert behind.share > 1
 
+    @pytest.mark.parametrize(("rest", "detached"), [(7200, False), (60, True)])
+    def test_the_time_in_which_nothing_ran_is_no_reason_to_detach_a_sink(
+        self, tmp_path: Path, rest: int, detached: bool
+    ) -> None:
+        """The last run was stopped two hours ago, or a minute: what it had left in the log is two hours old."""
+        began = time.time_ns() // 1000
+        with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
+            left = [Message("t", b"{}", ts=began - 7_200_000_000)]
+            CommitLog(client, "p", tmp_path / "data" / "index", None, NOW).append(left, {"t": {}}, ["t"], NOW)
+            control = Control(client, "p")
+            control.append(ControlEntry(began - rest * 1_000_000, "run", "run-begin", None, {"run": "r"}))
+            control.append(ControlEntry(began, "ann", "pause", "out"))
+        pipeline = Pipeline("p")
+        limit = MaxLag(seconds=3600, then=WhenBehind.DETACH)
+        pipeline.source("in", Scripted(Batch(), seconds=1.0)).save("out", a.discard(), max_lag=limit)
+        summary = ended(lambda: run(pipeline, data_dir=tmp_path / "data", once=True), seconds=20)
+        assert summary.sinks[0].pending == 1
+        with EmbeddedBroker(tmp_path / "data") as broker, Client(broker.address) as client:
+            assert OffsetLog(client, "p", "out", NOW).state.commit.detached is detached
+
     def test_what_is_remembered_of_a_sink_that_stands_still_stays_small_and_true(
         self, here: ByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:

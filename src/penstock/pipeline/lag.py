@@ -1,7 +1,7 @@
 """How far a sink is behind the end of the log, in bytes and in time, against the limit it was given (DESIGN 9).
 
-A message counts as old as its source says, but what came while this was looked at is no older than that: a source that
-catches up logs old messages, and nobody is behind for that.
+A message counts as old as its source says. But what came while this was looked at is no older than that: a source that
+catches up logs old messages, and nobody is behind for that. Nor is anybody for the time in which nothing ran.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ _ENDS = 1000
 class Lag:
     """How far a sink is behind, against its `max_lag`; warns at half and at four fifths of it."""
 
-    def __init__(self, sink: str, limit: MaxLag | None, reader: LogReader) -> None:
+    def __init__(self, sink: str, limit: MaxLag | None, reader: LogReader, rest: float = 0.0) -> None:
+        """`rest` is for how many seconds nothing ran before this."""
         self._sink = sink
         self._limit = limit or MaxLag()
         self._reader = reader
+        self._rest = rest
         self._looked = 0.0
         self._told = 0.0
         self._ends: deque[tuple[float, int]] = deque()
@@ -54,7 +56,7 @@ class Lag:
         if len(self._ends) > _ENDS:
             self._ends = deque(list(self._ends)[::2])
         behind = end.offset > at.offset
-        self.seconds = min(self._age(at, end), self._known(at, now)) if behind else 0.0
+        self.seconds = self._waited(at, end, now) if behind else 0.0
         used = end.byte - at.byte if behind else 0
         shares = [
             used / self._limit.bytes if self._limit.bytes else 0.0,
@@ -68,10 +70,11 @@ class Lag:
         if self.share < 0.5:
             self._told = 0.0
 
-    def _known(self, at: LogPoint, now: float) -> float:
-        """For how long, at most, the sink has lacked something; of what was there before all this nobody knows."""
+    def _waited(self, at: LogPoint, end: LogPoint, now: float) -> float:
+        """For how long the sink has lacked something, as far as that is known."""
         seen, offset = self._ends[0]
-        return now - seen if offset <= at.offset else float("inf")
+        age = self._age(at, end)
+        return min(age, now - seen) if offset <= at.offset else max(age - self._rest, 0.0)
 
     def _age(self, at: LogPoint, end: LogPoint) -> float:
         for _, record in self._reader.records(at.byte, end.byte):

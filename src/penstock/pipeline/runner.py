@@ -179,7 +179,8 @@ class _Run:
             self._began,
             max_message_bytes=settings.max_message_bytes,
         )
-        refuse_another_source(pipeline, self._control.state().source, self._log.point.offset)
+        before = self._control.state()
+        refuse_another_source(pipeline, before.source, self._log.point.offset)
         self._resumes_at = self._log.closed.offset if self._strict else 0
         """Nothing is read before every sink has what lies below; the seed's rule after a crash."""
         burials = Burials(place.client, pipeline, self._log.reader)
@@ -187,6 +188,7 @@ class _Run:
             pipeline.name, self._log.reader, self._log.log_id, scratch, source_options(pipeline, place), place.reach,
             LatestSchemas(lambda ns: self._log.state.schema(ns), lambda: self._log.state.schemas()),
             self._engine.safe, self._batch_done,
+            max(self._began - before.run.beat, 0) / 1e6 if before.run is not None else 0.0,
         )  # fmt: skip
         self._sinks = self._supervised(burials, around)
         self._upkeep = Housekeeping(

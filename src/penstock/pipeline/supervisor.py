@@ -74,7 +74,7 @@ class SupervisedSink:
         self._recent: deque[tuple[float, int]] = deque()
         self._last: BatchReport | None = None
         self._batches_done: tuple[BatchProgress, ...] = ()
-        self._lag = Lag(node.name, node.max_lag, around.reader)
+        self._lag = Lag(node.name, node.max_lag, around.reader, around.rest)
         self._batches = batches
         batches.tell_done(self._batch_done)
         self._first = self.commit
