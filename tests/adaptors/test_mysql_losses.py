@@ -118,3 +118,25 @@ def test_plan_names_a_table_with_a_history_which_is_not_read(tables: Tables) -> 
     (finding,) = inspection.findings
     assert finding.what == "table losses.t keeps its history (SYSTEM VERSIONING): it is not read"
     assert finding.fix == "ALTER TABLE `losses`.`t` DROP SYSTEM VERSIONING"
+
+
+_KEPT = {
+    "sjis": "815f5c93fa", "cp932": "8740fa5c", "ujis": "a1c0b0a1f5a18fb0a1", "eucjpms": "ada1a1c1a1dd8fa2af",
+    "big5": "a15aa440", "gbk": "a1e4b0a1", "euckr": "b0a1", "gb2312": "b0a1", "ucs2": "65e50061",
+}  # fmt: skip
+"""By character set: letters that others of its name read as something else, or not at all."""
+
+
+def test_a_text_is_the_same_in_the_copy_and_behind_it_whatever_its_character_set(tables: Tables) -> None:
+    columns = ", ".join(f"{name} varchar(9) CHARACTER SET {name}" for name in _KEPT)
+    values = ", ".join(f"CONVERT(x'{text}' USING {name})" for name, text in _KEPT.items())
+    tables.run(f"CREATE TABLE t (id int PRIMARY KEY, {columns})", f"INSERT INTO t VALUES (1, {values})")
+    assert tables.server.query("SELECT HEX(eucjpms) FROM losses.t")[0][0].lower() == _KEPT["eucjpms"]
+    with tables.reading("t") as reading:
+        tables.until(reading, lambda: len(tables.of("t")) == 1)
+        tables.run(f"INSERT INTO t VALUES (2, {values})")
+        tables.until(reading, lambda: len(tables.of("t")) == 2)
+    copied, followed = tables.rows("t")
+    assert followed == {**copied, "id": 2}
+    assert (followed["sjis"], followed["gbk"]) == ("\\\\日", "′啊")
+    assert str(followed["eucjpms"]).startswith("①～－")

@@ -1,13 +1,15 @@
 """Character sets: how bytes in the binlog become the text that a query would have given.
 
-The binlog has texts in the character set of their column, queries have them in utf8mb4. For sets of one byte the
-server is asked once what each of the 256 stands for, so that both agree to the letter (MySQL's latin1 is nobody
-else's). The others are read by Python's codecs of the same name.
+The binlog has texts in the character set of their column, queries have them in utf8mb4. The sets of Unicode are read
+by Python's codecs. Of all others the server is asked what a character stands for, so that both agree to the letter
+(MySQL's latin1 is nobody else's, and neither is its sjis): once of each of the 256 in sets of one byte, and of those in
+larger ones as they come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.adaptors.mysql.binlog import BinlogError
 from penstock.adaptors.mysql.connection import Session
@@ -15,10 +17,20 @@ from penstock.base.errors import UsageError
 
 _CODECS: Mapping[str, str] = {
     "utf8mb4": "utf-8", "utf8mb3": "utf-8", "utf8": "utf-8", "ucs2": "utf-16-be", "utf16": "utf-16-be",
-    "utf16le": "utf-16-le", "utf32": "utf-32-be", "big5": "big5", "gb2312": "gb2312", "gbk": "gbk",
-    "gb18030": "gb18030", "sjis": "shift_jis", "cp932": "cp932", "ujis": "euc_jp", "eucjpms": "euc_jp",
-    "euckr": "cp949",
+    "utf16le": "utf-16-le", "utf32": "utf-32-be",
 }  # fmt: skip
+
+_TWO = re.compile(rb"[\x81-\xfe].|.", re.DOTALL)
+_SJIS = re.compile(rb"[\x81-\x9f\xe0-\xfc].|.", re.DOTALL)
+_EUC = re.compile(rb"\x8f..|[\x8e\xa1-\xfe].|.", re.DOTALL)
+_CHARACTERS: Mapping[str, re.Pattern[bytes]] = {
+    "big5": _TWO, "gb2312": _TWO, "gbk": _TWO, "euckr": _TWO, "sjis": _SJIS, "cp932": _SJIS, "ujis": _EUC,
+    "eucjpms": _EUC, "gb18030": re.compile(rb"[\x81-\xfe][0-9]..|[\x81-\xfe].|.", re.DOTALL),
+}  # fmt: skip
+"""Sets of several bytes: what one character is."""
+
+_AT_ONCE = 500
+"""Characters that a server is asked for at once."""
 
 
 class Charsets:
@@ -71,6 +83,8 @@ class Charsets:
 
     def _decoder(self, charset: str) -> Callable[[bytes], str]:
         codec = _CODECS.get(charset)
+        if charset in _CHARACTERS:
+            return self._asking(charset, _CHARACTERS[charset])
         if codec is None and self.width(charset) > 1:
             raise UsageError(
                 f"texts of the character set '{charset}' cannot be read from the binlog",
@@ -87,18 +101,35 @@ class Charsets:
 
         return decode
 
+    def _asking(self, charset: str, character: re.Pattern[bytes]) -> Callable[[bytes], str]:
+        known: dict[bytes, str] = {}
+
+        def decode(data: bytes) -> str:
+            found: list[bytes] = character.findall(data)
+            new = sorted(set(found) - known.keys())
+            for start in range(0, len(new), _AT_ONCE):
+                asked = new[start : start + _AT_ONCE]
+                known.update(zip(asked, self._told(charset, asked), strict=True))
+            return "".join(map(known.__getitem__, found))
+
+        return decode
+
     def _table(self, charset: str) -> str:
-        """The 256 characters of a set of one byte, as the server turns them into Unicode."""
+        """The 256 characters of a set of one byte."""
+        return "".join(self._told(charset, [bytes([byte]) for byte in range(256)]))
+
+    def _told(self, charset: str, characters: Sequence[bytes]) -> list[str]:
+        """Characters as the server turns them into Unicode."""
         name = "".join(one for one in charset if one.isalnum())
         parts = ", ".join(
-            f"HEX(CONVERT(CONVERT(x'{byte:02X}' USING {name}) USING utf8mb4))" for byte in range(256)
+            f"HEX(CONVERT(CONVERT(x'{one.hex()}' USING {name}) USING utf8mb4))" for one in characters
         )
         (row,) = self._session.query(f"SELECT {parts}")
-        return "".join(_one(found) for found in row)
+        return [_one(found) for found in row]
 
 
 def _one(found: object) -> str:
-    text = bytes.fromhex(str(found)).decode() if found is not None else "?"
+    text = bytes.fromhex(str(found)).decode("utf-8", "replace") if found is not None else "?"
     return text if len(text) == 1 else "?"
 
 
