@@ -235,3 +235,48 @@ def test_inspect_names_a_database_that_is_not_there(target: _Target, mariadb_ser
     named, missing = inspected(sink, "nowhere.orders", "orders")
     assert (named.what, named.fatal) == ("there is no database nowhere, or the user may not see it", True)
     assert "names no database" in missing.what
+
+
+def test_a_json_column_takes_every_value_whatever_its_type(
+    mariadb_server: MySqlServer, target: _Target, delivery: Delivery
+) -> None:
+    target.settings = {"create_tables": True}
+    values = [5, True, 1.5, "word", "5 apples", {"a": [1]}, [None], '{"b": 1.0}', None]
+    assert deliver(delivery, *(row("t", id=i, v=value) for i, value in enumerate(values))) == []
+    found = mariadb_server.query("SELECT v FROM rules.t ORDER BY id")
+    texts = ["5", "true", "1.5", '"word"', '"5 apples"', '{"a":[1]}', "[null]", '{"b": 1.0}', None]
+    assert [one for (one,) in found] == texts
+
+
+def test_a_null_or_a_year_that_would_become_another_value_is_refused(
+    mariadb_server: MySqlServer, delivery: Delivery
+) -> None:
+    # Where a timestamp without a default is told so: null is the time of now.
+    before = mariadb_server.query("SELECT @@global.explicit_defaults_for_timestamp")[0][0]
+    mariadb_server.execute("SET GLOBAL explicit_defaults_for_timestamp = OFF")
+    try:
+        mariadb_server.execute("CREATE TABLE rules.t (id int PRIMARY KEY, at timestamp, y year)")
+        refused = deliver(
+            delivery,
+            row("t", id=1, at=None),
+            row("t", id=2, y=5),
+            row("t", id=3, y=0),
+            row("t", id=4, y=1901),
+        )
+    finally:
+        mariadb_server.execute(f"SET GLOBAL explicit_defaults_for_timestamp = {before}")
+    assert [error.split(" where ")[0] for error in refused] == ["the field 'at': null", "the field 'y': 5"]
+    assert mariadb_server.query("SELECT id, y FROM rules.t ORDER BY id") == [(3, 0), (4, 1901)]
+
+
+def test_inspect_says_which_keys_do_not_tell_texts_apart(
+    target: _Target, mariadb_server: MySqlServer
+) -> None:
+    mariadb_server.execute(
+        "CREATE TABLE rules.t (k varchar(9) COLLATE utf8mb4_general_ci PRIMARY KEY)",
+        "CREATE TABLE rules.u (k varchar(9) COLLATE utf8mb4_bin PRIMARY KEY, w text)",
+    )
+    findings = [one for one in target.adaptor().sink().inspect(["s.t", "s.u"]) if "apart" in one.what]
+    assert [one.fatal for one in findings] == [False]
+    assert "rules.t" in findings[0].what
+    assert "k (utf8mb4_general_ci)" in findings[0].what

@@ -113,6 +113,12 @@ def _table(session: Session, table: Table) -> Iterator[Finding]:
             f"table {shown} has no key: it takes inserts, and refuses updates and deletes",
             f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…)",
         )
+    if table.folded:
+        yield Finding(
+            f"the key of table {shown} does not tell all texts apart, by {', '.join(table.folded)}: rows whose keys "
+            "are alike to it are one row",
+            f"ALTER TABLE {table.sql} MODIFY … COLLATE utf8mb4_bin, if the source tells them apart",
+        )
     if table.columns:
         yield from _rights(session, table.sql, next(iter(table.columns)), tuple(_TRIALS))
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.adaptors.changes import Change, Kind, Run, Target, Unknown
 from penstock.adaptors.mysql.connection import Session, quoted
-from penstock.adaptors.mysql.sink_values import bound, declared
+from penstock.adaptors.mysql.sink_values import JSON_TEXT, bound, declared
 from penstock.adaptors.mysql.table import tables_of
 from penstock.adaptors.mysql.types import Column
 from penstock.base.errors import RefusedError, UsageError
@@ -59,6 +59,8 @@ class Table:
     """Whether its key is the only unique one."""
     required: frozenset[str]
     """Columns that a new row must have a value for."""
+    folded: tuple[str, ...] = ()
+    """Columns of the key that are compared otherwise than by their characters, with their collations."""
 
     @property
     def sql(self) -> str:
@@ -96,9 +98,31 @@ def table_of(session: Session, ns: str, database: str, unknown: Unknown = "error
         "WHERE NON_UNIQUE = 0 AND TABLE_SCHEMA = %s AND TABLE_NAME = %s",
         [place, name],
     )
-    columns = {column.name: column for column in structure.columns if column.name not in computed}
+    documents = _documents(session, place, name) if session.maria else frozenset()
+    columns = {
+        column.name: Column(column.name, JSON_TEXT, None, column.nullable)
+        if column.name in documents
+        else column
+        for column in structure.columns
+        if column.name not in computed
+    }
     target = Target(ns, frozenset(columns), structure.key, computed, unknown)
-    return Table(target, place, name, found[0].engine, columns, int(unique) == 1, required)
+    folded = tuple(
+        f"{column} ({collation})"
+        for column, collation in found[0].collations.items()
+        if column in structure.key and not collation.endswith("_bin")
+    )
+    return Table(target, place, name, found[0].engine, columns, int(unique) == 1, required, folded)
+
+
+def _documents(session: Session, database: str, name: str) -> frozenset[str]:
+    """The columns of a table of MariaDB that were declared as JSON."""
+    rows = session.query(
+        "SELECT CONSTRAINT_NAME, CHECK_CLAUSE FROM information_schema.CHECK_CONSTRAINTS "
+        "WHERE CONSTRAINT_SCHEMA = %s AND TABLE_NAME = %s AND LEVEL = 'Column'",
+        [database, name],
+    )
+    return frozenset(str(column) for column, clause in rows if clause == f"json_valid({quoted(str(column))})")
 
 
 def create_statement(session: Session, ns: str, database: str, schema: Schema) -> str:

@@ -21,6 +21,9 @@ from penstock.log.values import Binary, ObjectId, Value, ValuesError, decode
 _BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}
 _TEXTS = {"tinytext": 255, "text": 65_535, "mediumtext": 16_777_215, "longtext": 4_294_967_295}
 _BLOBS = {"tinyblob": 255, "blob": 65_535, "mediumblob": 16_777_215, "longblob": 4_294_967_295}
+JSON_TEXT = "json text"
+"""What MariaDB makes of a column of JSON: a text that is checked."""
+
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.(\d{1,6}))?")
 _TIME = re.compile(r"-?\d{2,3}:\d\d:\d\d(?:\.(\d{1,6}))?")
@@ -30,10 +33,14 @@ _DECIMAL = re.compile(r"\((\d+),(\d+)\)")
 def bound(column: Column, raw: bytes) -> Hashable:
     """What the driver is given for the text of a value. ValueError: the column cannot take it."""
     if raw == b"null":
+        if column.type == "timestamp" and not column.nullable:
+            raise ValueError(f"null where {column.native} is wanted, which may make it the time of now")
         return None
     try:
         if column.type == "decimal":
             return _decimal(column, raw)
+        if column.native == JSON_TEXT:
+            return _json_text(raw)
         if column.type == "json":
             return _json(raw)
         value = decode(raw)
@@ -61,7 +68,7 @@ def _integer(column: Column, value: Value) -> int:
     if not isinstance(value, int):  # a bool is one
         raise _unfit(value, column.native)
     if column.type == "year":
-        low, high = 0, 2155
+        low, high = (0, 0) if value == 0 else (1901, 2155)  # a year of two digits becomes another one
     elif column.type == "bit":
         low, high = 0, (1 << column.length) - 1
     else:
@@ -173,6 +180,20 @@ def _json(raw: bytes) -> str:
         return raw.decode()
     value = decode(raw)
     return msgspec.json.encode(value).decode() if _is_plain(value) else raw.decode()
+
+
+def _json_text(raw: bytes) -> str:
+    """For MariaDB, whose JSON is text: that of a document as it is, all other text as a JSON string."""
+    if raw[:1] != b'"':
+        return _json(raw)
+    text: str = msgspec.json.decode(raw, type=str)
+    if text.lstrip()[:1] in ("{", "[", '"'):
+        return text
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return raw.decode()
+    return text
 
 
 def _is_plain(value: object) -> bool:
