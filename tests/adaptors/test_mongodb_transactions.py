@@ -6,7 +6,8 @@ has them, and played to the source from where it asks for them. Everything else 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,6 +48,7 @@ class Server:
     def __init__(self) -> None:
         self.collections = ["orders"]
         self.events: list[dict[str, Any]] = []
+        self.heard: Callable[[Change], None] | None = None
 
     def after(self, mark: Mark, own: Name | None) -> Iterator[Change | None]:
         """The changes behind a mark; None when there is none for now."""
@@ -83,7 +85,12 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
             self.token = mark.token
 
         def next(self) -> Change | None:
-            return next(self._changes)
+            """The token is behind what was read, and behind what is of no concern, as the server's."""
+            change = next(self._changes)
+            self.token = change.token + "FF" if change is not None else self.token
+            if change is not None and server.heard is not None:
+                server.heard(change)
+            return change
 
         def close(self) -> None:
             self._changes.close()  # type: ignore[attr-defined]
@@ -208,3 +215,42 @@ def test_a_source_that_is_told_to_stop_inside_a_transaction_does_not_end_it(
         reading.stop()
         while (batch := reading.take(0.1)) is not None:
             assert batch.more
+
+
+def test_a_source_that_is_told_to_stop_passes_over_no_change_that_it_has_not_given(
+    server: Server, adaptor: MongoDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = copied(adaptor)
+    monkeypatch.setattr(mongodb_source, "KEEP", 0.0)  # as after a long backlog
+    server.events += [_event(1), _event(2)]
+    stop = threading.Event()
+    server.heard = lambda change: stop.set()
+    for batch in adaptor.source().read(accepted, log.resume(), stop):
+        log.append(batch)
+    server.heard = None
+    with Reading(adaptor, log, accepted) as reading:
+        assert reading.until(lambda: len(ids(log, "orders")) == 3, PATIENCE / 10)
+    assert ids(log, "orders") == ["copied", 1, 2]
+
+
+def test_a_collection_that_is_made_while_others_are_listed_is_not_passed_over(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = []
+
+    def collections(*_: object) -> list[tuple[str, str]]:
+        listed.append([(ns, "") for ns in server.collections])
+        if len(listed) == 1:
+            server.events.append(_event(1, collection="items"))
+            server.collections.append("items")
+        return listed[-1]
+
+    monkeypatch.setattr(mongodb_source, "collections", collections)
+    monkeypatch.setattr(mongodb_source, "now_of", lambda client: (100, len(server.events) + 1))
+    adaptor = a.mongodb(uri="mongodb://127.0.0.1:9/shop", tail=True, watch="database", poll_interval=600.0)
+    log = Log()
+    with Reading(adaptor, log, accepted) as reading:
+        assert reading.until(lambda: "orders" in log.completed, PATIENCE)
+        server.events.append(_event(2, collection="items"))
+        assert reading.until(lambda: 2 in ids(log, "items"), PATIENCE)
+    assert ids(log, "items") == [1, 2]

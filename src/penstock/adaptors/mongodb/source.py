@@ -186,13 +186,16 @@ class _Reading:
         return self._settings.tail and any(place.within for place in self._places.values())
 
     def discover(self) -> None:
-        """Find collections that nobody knows yet; they are copied. The time is taken before any of them is read."""
+        """Find collections that nobody knows yet; they are copied.
+
+        The time is taken before they are listed: one that is made in the meantime comes through the stream, all of it.
+        """
         self._looked = time.monotonic()
+        now = now_of(self.client)
         for ns, _ in collections(self.client, self._settings):
             if ns not in self._places and self._accept(ns):
                 self._places[ns] = Place(ns)
         new = [place for place in self._places.values() if place.is_new]
-        now = now_of(self.client) if new else None
         for place in new:
             place.mark = Mark(now) if now is not None else None
             self._conditions[place.ns] = _condition(self._settings, place)
@@ -280,10 +283,14 @@ class _Reading:
 
     def _keep(self) -> Iterator[Batch]:
         """Move the places of namespaces in which nothing happens."""
+        if self.stop.is_set():
+            return
         now = now_of(self.client)
         moved: set[str] = set()
         for key, feed in self._feeds.items():
             yield from self._drain(feed, None)
+            if self.stop.is_set():  # what it has read, and not given, comes again
+                return
             token = feed.token
             for ns in self._served if not key else (key,):
                 place = self._places[ns]
