@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import pytest
+from confluent_kafka import Producer
 from tests.adaptors.kafka_topics import Topics
 from tests.servers.kafka import PASSWORD, USER, VERSION, KafkaServer
 from tests.servers.ports import free_port
@@ -333,6 +334,24 @@ def test_an_envelope_keeps_all_that_a_record_has(topics: Topics) -> None:
     assert (found["key"], found["partition"], found["offset"]) == ("k", 1, 0)
     assert found["timestamp"]["$date"].startswith("20")
     assert (second.op, msgspec.json.decode(second.data)["value"]) == (Op.DELETE, None)
+
+
+def test_a_time_that_no_calendar_has_stops_nothing(topics: Topics) -> None:
+    """A producer may give microseconds where milliseconds are meant."""
+    topic, log = topics.make("late", settings={"message.timestamp.after.max.ms": str(2**63 - 1)}), Log()
+    producer = Producer(topics.settings)
+    for moment in (1_700_000_000_000_000, 2**63 - 1, 1_700_000_000_000):
+        producer.produce(topic, b'{"n":0}', timestamp=moment)
+    assert producer.flush(PATIENCE) == 0
+    read(source(topics, envelope=True), log, topic)
+    assert [found["timestamp"] for found in documents(log)] == [  # type: ignore[index]
+        {"$date": {"$numberLong": "1700000000000000"}},
+        {"$date": {"$numberLong": "9223372036854775807"}},
+        {"$date": "2023-11-14T22:13:20Z"},
+    ]
+    now = time.time_ns() // 1000
+    assert [message.ts <= now for message in log.messages] == [True, True, True]
+    assert log.messages[2].ts == 1_700_000_000_000_000
 
 
 def test_the_password_goes_to_the_broker_and_nowhere_else(topics: Topics) -> None:

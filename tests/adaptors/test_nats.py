@@ -14,7 +14,7 @@ from tests.servers.nats import NatsServer
 from penstock import adaptors as a
 from penstock.adaptors.base import SinkPosition
 from penstock.adaptors.nats import sink as nats_sink
-from penstock.adaptors.nats.client import Client
+from penstock.adaptors.nats.client import Client, Pulled
 from penstock.adaptors.nats.sink import NatsPublisher
 from penstock.adaptors.nats.source import LostError
 from penstock.base.errors import AwayError, PenstockError, UsageError
@@ -79,6 +79,26 @@ def test_messages_that_were_purged_before_they_were_read_are_an_error_that_says_
         read(nats_server, log, name)
     read(nats_server, log, name, if_lost="accept")
     assert numbers(log) == [1, 2, 5]
+
+
+def test_a_server_that_is_too_slow_to_give_anything_is_asked_again(
+    nats_server: NatsServer, stream: tuple[Streams, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams, name = stream
+    put(streams, name, *range(50))
+    pull, patience = Client.pull, iter([1e-6, 1e-6])
+
+    def hurried(
+        client: Client, stream: str, consumer: str, count: int, size: int | None, wait: float
+    ) -> Pulled:
+        """A microsecond is over before any server has looked for messages."""
+        return pull(client, stream, consumer, count, size, next(patience, wait))
+
+    monkeypatch.setattr(Client, "pull", hurried)
+    log = Log()
+    read(nats_server, log, name)
+    assert numbers(log) == list(range(50))
+    assert next(patience, None) is None
 
 
 def test_a_purge_while_it_is_followed_is_an_error_too(

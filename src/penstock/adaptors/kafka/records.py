@@ -36,6 +36,9 @@ _SPACE = b" \t\r\n"
 _KEPT = 1024 * 1024
 """Of a bad record, as many bytes are kept among the dead letters."""
 
+_LAST = 253_402_300_799_999
+"""The last millisecond that a calendar has. A producer may count in smaller units, and brokers may take it."""
+
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _write = msgspec.json.Encoder().encode
 
@@ -52,7 +55,7 @@ class Reader:
         found, raw_key = record.value(), record.key()
         key = None if raw_key is None else key_text(raw_key)
         kind, moment = record.timestamp()
-        ts = moment * 1000 if kind and moment >= 0 else time.time_ns() // 1000
+        ts = moment * 1000 if kind and 0 <= moment <= _LAST else time.time_ns() // 1000
         op = _op_of(record)
         if found is None:
             op = Op.DELETE
@@ -92,7 +95,8 @@ class Reader:
             {"key": name, "value": None if content is None else to_json(_text(content))}
             for name, content in _headers(record)
         ]
-        moment = to_json(_EPOCH + dt.timedelta(microseconds=ts))
+        told = record.timestamp()[1]
+        moment = to_json(_EPOCH + dt.timedelta(microseconds=ts)) if told <= _LAST else _far(told)
         return b'{"key":%b,"value":%b,"headers":%b,"partition":%d,"offset":%d,"timestamp":%b}' % (
             b"null" if raw_key is None else _key_in_envelope(raw_key),
             value,
@@ -101,6 +105,11 @@ class Reader:
             record.offset() or 0,
             _write(moment),
         )
+
+
+def _far(milliseconds: int) -> object:
+    """A moment beyond the calendar, as MongoDB writes it."""
+    return {"$date": {"$numberLong": str(milliseconds)}}
 
 
 def key_text(raw: bytes) -> bytes:

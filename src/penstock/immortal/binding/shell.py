@@ -166,7 +166,9 @@ class Shell:
         while True:
             await self._unwritten.wait()
             self._unwritten.clear()
-            out, self.machine.out = self.machine.out, []
+            # Taken from the list, which stays: another thread may have hold of it, about to add an Impulse.
+            out = self.machine.out[:]
+            del self.machine.out[: len(out)]
             try:
                 await self._write_all(writer, out)
             except OSError as error:
