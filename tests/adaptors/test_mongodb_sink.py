@@ -161,6 +161,29 @@ def test_a_key_of_several_fields_is_a_map_in_their_order(delivery: Delivery, tar
     assert target.database["c"].find_one() == {"_id": {"b": "x", "a": 1}, "a": 1, "b": "x", "v": 2}
 
 
+def test_a_field_that_the_key_would_take_the_place_of_is_refused(
+    delivery: Delivery, target: MongoTarget
+) -> None:
+    delivery.add(
+        Message("c", b'{"_id":"x","id":1}', key=b'{"id":1}'),
+        Message("c", b'{"_id":2,"id":2}', key=b'{"id":2}'),
+        Message("c", b'{"_id":3,"v":1}', key=b'{"_id":3}'),
+    )
+    assert [(refusal.offset, "'_id'" in refusal.error) for refusal in delivery.deliver()] == [(0, True)]
+    assert list(target.database["c"].find()) == [{"_id": 2, "id": 2}, {"_id": 3, "v": 1}]
+
+
+def test_a_name_with_a_zero_is_refused_and_one_with_a_backslash_is_not(
+    delivery: Delivery, target: MongoTarget
+) -> None:
+    delivery.add(
+        Message("c", b'{"id":1,"a\\u0000b":1}', key=b'{"id":1}'),
+        Message("c", b'{"id":2,"c:\\\\0":1}', key=b'{"id":2}'),
+    )
+    assert [refusal.offset for refusal in delivery.deliver()] == [0]
+    assert list(target.database["c"].find()) == [{"_id": 2, "id": 2, "c:\\0": 1}]
+
+
 def test_a_message_without_a_key_gets_an_id_that_follows_from_its_offset(
     delivery: Delivery, target: MongoTarget
 ) -> None:

@@ -242,6 +242,23 @@ def test_a_body_that_is_no_json_is_kept_and_then_acknowledged(
     assert queues.ready(name) == 0
 
 
+def test_a_time_that_no_calendar_has_is_not_taken(rabbitmq_server: RabbitServer, queues: Queues) -> None:
+    """It is in seconds, and some give others; as microseconds such a time has no place in the log."""
+    name, log = queues.make(f"q{uuid.uuid4().hex[:8]}"), Log()
+    times = (1_700_000_000, 1_700_000_000_000, 1_700_000_000_000_000, 2**63)
+
+    def put(channel: Any) -> None:
+        for moment in times:
+            channel.basic_publish("", name, b"{}", pika.BasicProperties(timestamp=moment))
+
+    queues.act(put)
+    with reading(rabbitmq_server, log, name) as one:
+        assert one.until(lambda: len(log.messages) == len(times), PATIENCE)
+    now = time.time_ns() // 1000
+    assert [message.ts <= now for message in log.messages] == [True] * len(times)
+    assert log.messages[0].ts == 1_700_000_000_000_000
+
+
 def test_nothing_leaves_the_queue_before_the_log_has_it(
     rabbitmq_server: RabbitServer, queues: Queues
 ) -> None:

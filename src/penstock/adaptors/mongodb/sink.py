@@ -152,6 +152,10 @@ class Documents:
         found = fields.pop("_id", None)
         if row.key is not None:
             id = self.id_of(row.key)
+            if found is not None and found != id and "_id" not in self._reader.document(row.key):
+                raise ValuesError(
+                    "a field '_id' that is not the key: its place is the key's, and it would be lost"
+                )
         elif found is not None:
             id = found
         elif row.op == "insert":
@@ -162,7 +166,7 @@ class Documents:
         if isinstance(id, (list, self._bson.Regex)):
             raise ValuesError("MongoDB takes no list and no regular expression as an _id")
         for name in fields:
-            if "\\0" in name:
+            if "\0" in name:
                 raise ValuesError("MongoDB takes no name of a field that holds a zero")
         return {"_id": id, **fields}
 

@@ -44,6 +44,8 @@ TURN = 0.05
 """Seconds to wait for a message, and between two looks of the connection's thread for what to acknowledge."""
 
 _KEPT = 1024 * 1024
+_LAST = 253_402_300_799
+"""The last second that a calendar has: who gives a larger one counts in other units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +269,8 @@ class RabbitMqSource(Source):
         if wrong is None:
             try:
                 key = key_of(data, self._settings.key) if self._settings.key else None
-                ts = time.time_ns() // 1000 if one.moment is None else one.moment * 1_000_000
+                told = one.moment is not None and one.moment <= _LAST
+                ts = (one.moment or 0) * 1_000_000 if told else time.time_ns() // 1000
                 return Message(one.queue, data, Op.INSERT, ts, Mode.SYNC, key)
             except ValueError as error:
                 wrong = str(error)
