@@ -65,6 +65,33 @@ def test_a_table_that_is_emptied_in_the_midst_of_its_copy_keeps_what_came_then(
     assert sorted(tables.state("t")) == [*range(101, 111), 200]
 
 
+def test_a_table_that_is_dropped_in_the_midst_of_its_copy_leaves_no_rows_behind(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mysql_copy, "MOST_ROWS", 5)
+    tables.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT seq FROM seq_1_to_20")
+    with tables.reading("t") as reading:
+        tables.until(reading, lambda: len(tables.of("t")) >= 5)
+    tables.run("DROP TABLE t")
+    with tables.reading("t") as reading:
+        tables.until(reading, lambda: not tables.state("t"))
+        tables.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (100)")
+        tables.until(reading, lambda: bool(tables.completed))
+    assert sorted(tables.state("t")) == [100]
+
+
+def test_a_database_with_a_dot_in_its_name_is_refused_and_not_passed_over(tables: Tables) -> None:
+    tables.run("CREATE DATABASE `los.ses`", "CREATE TABLE `los.ses`.t (id int PRIMARY KEY)")
+    try:
+        tables.database = "los.ses"
+        with tables.reading("t") as reading, pytest.raises(UsageError, match="dot"):
+            reading.until(lambda: False, 20)
+        inspection = adaptors.mysql(uri=tables.server.uri()).source().inspect(lambda ns: ns == "los.ses.t")
+        assert [(finding.fatal, "dot" in finding.what) for finding in inspection.findings] == [(True, True)]
+    finally:
+        tables.run("DROP DATABASE `los.ses`")
+
+
 def test_a_long_unique_key_adds_no_column_to_rows(tables: Tables) -> None:
     tables.run("CREATE TABLE t (id int PRIMARY KEY, word text UNIQUE, other blob UNIQUE)")
     with tables.reading("t") as reading:

@@ -31,6 +31,7 @@ def inspect(session: Session, accept: Callable[[str], bool], *, tail: bool) -> I
     tables = tables_of(session, session.server.database)
     accepted = [table for table in tables if accept(table.ns)]
     findings = [*_grants(session, accepted, tail=tail), *(_keys(accepted, tail=tail))]
+    findings += [finding for table in accepted if (finding := dotted(table)) is not None]
     findings += [
         Finding(
             f"table {database}.{name} keeps its history (SYSTEM VERSIONING): it is not read",
@@ -42,6 +43,18 @@ def inspect(session: Session, accept: Callable[[str], bool], *, tail: bool) -> I
     if tail:
         findings += _log(session)
     return Inspection([Found(table.ns, table.rows, table.structure.key) for table in tables], findings)
+
+
+def dotted(table: Table) -> Finding | None:
+    """What is wrong with a database that has a dot in its name."""
+    if "." not in table.database:
+        return None
+    return Finding(
+        f"the database of {table.ns} is called '{table.database}': with a dot in it, nobody can tell where in the name "
+        "of a namespace the database ends",
+        "leave it out with the source's namespace pattern",
+        fatal=True,
+    )
 
 
 def check_log(session: Session) -> None:

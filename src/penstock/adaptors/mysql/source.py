@@ -22,11 +22,12 @@ from penstock.adaptors.mysql.connection import Server, Session, quoted
 from penstock.adaptors.mysql.copy import Snapshot, open_snapshot
 from penstock.adaptors.mysql.follow import Followed, Stretch, followed, kept, stretches_of, told_stretches
 from penstock.adaptors.mysql.follower import TRUNCATE, Follower
-from penstock.adaptors.mysql.inspect import check_log, inspect
+from penstock.adaptors.mysql.inspect import check_log, dotted, inspect
 from penstock.adaptors.mysql.stream import identity_of
 from penstock.adaptors.mysql.table import Table, tables_of
 from penstock.base.errors import PenstockError, UsageError
 from penstock.log.message import Message, Mode, Op, Position, Resume
+from penstock.log.schema import Schema
 
 WAIT = 0.2
 """Seconds to wait for the binlog before looking up."""
@@ -171,10 +172,20 @@ class _Reading:
                 self._wanted.append(_Wanted(ns, done, resumed.where, resumed.before))
                 if resumed.where is not None:
                     _check_condition(self._control, table, resumed.where)
+        for ns, known in self._resume.items():
+            if self._accept(ns) and known.mode is Mode.COPY and ns not in tables:
+                self._wanted.append(_Wanted(ns, stretches_of(kept(known.position).copy)))
 
     def _tables(self) -> list[Table]:
-        found = tables_of(self._control, self._source.server.database)
-        return [table for table in found if self._accept(table.ns)]
+        found = [
+            table
+            for table in tables_of(self._control, self._source.server.database)
+            if self._accept(table.ns)
+        ]
+        for table in found:
+            if finding := dotted(table):
+                raise UsageError(finding.what, hint=finding.fix)
+        return found
 
     def _look(self) -> None:
         """Nothing is followed yet, so no binlog tells of new tables."""
@@ -189,6 +200,8 @@ class _Reading:
         database, _, name = wanted.ns.partition(".")
         snapshot = open_snapshot(self._source.server, database, name, binlog=self._binlog)
         if snapshot is None:
+            if wanted.done:
+                yield _emptied(wanted.ns)
             return
         try:
             looked = time.monotonic()
@@ -207,8 +220,8 @@ class _Reading:
         done = list(wanted.done)
         if done and not snapshot.order.sorted:
             done = []
-            emptied = Message(ns, TRUNCATE, Op.COMMAND, time.time_ns() // 1000, Mode.COPY)
-            yield Batch([emptied], {ns: {"copy": []}}, schemas=schemas)
+            yield _emptied(ns, schemas)
+            schemas = {}
         behind = done[-1][0] if done else None
         rows = 0
         for chunk in snapshot.chunks(behind, wanted.where, self._stop):
@@ -241,6 +254,12 @@ class _Reading:
             one.stretches = stretches
         one.told = table.structure.schema
         return one
+
+
+def _emptied(ns: str, schemas: Mapping[str, Schema] | None = None) -> Batch:
+    """Of a copy that does not go on: what was copied is not there any more, or will come again."""
+    message = Message(ns, TRUNCATE, Op.COMMAND, time.time_ns() // 1000, Mode.COPY)
+    return Batch([message], {ns: {"copy": []}}, schemas=schemas or {})
 
 
 def _check_condition(session: Session, table: Table, where: str) -> None:
