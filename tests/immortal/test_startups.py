@@ -14,7 +14,7 @@ import pytest
 from tests.immortal.lb import App, Lb, _connect, fork
 from tests.servers.ports import free_port
 
-from penstock.immortal import about, checkpoints, journals, pace, turns
+from penstock.immortal import about, checkpoints, journals, pace, turns, watching
 from penstock.immortal.checkpoints import Entry, MissingCheckpointError
 from penstock.immortal.coordinator import Asked, Coordinator, FatalError, Options, fatal
 from penstock.immortal.logformat import CorruptLogError, encode_log_record
@@ -22,7 +22,7 @@ from penstock.immortal.place import Place, opened
 from penstock.immortal.starting import Debug, serve
 from penstock.immortal.streams import Hello, Welcome, connected, line, read_line
 from penstock.immortal.wire import Call, CorruptWireError, MessageType, RpcType, encode_message
-from penstock.journal.client import AsyncClient, FencedError
+from penstock.journal.client import AsyncClient, FencedError, TimedOutError
 from penstock.journal.client.answers import Appended
 from penstock.journal.embedded import EmbeddedBroker
 
@@ -436,6 +436,76 @@ def test_a_replaced_primary_ends_also_while_nobody_answers_its_append(broker: st
                 assert two.app.state["sum"] == 0
 
     scenario(broker, test, "unanswered")
+
+
+class Doubtful(AsyncClient):
+    """Hears nothing of its first claim of a log, which has landed; what is to happen `meanwhile` does."""
+
+    meanwhile: Callable[[], Awaitable[None]] | None = None
+
+    async def append(self, journal: str, content: Any, **options: Any) -> Appended:
+        landed = await super().append(journal, content, **options)
+        if self.meanwhile is not None and journal.endswith("/log") and options.get("union"):
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+            raise TimedOutError("the answer got lost")
+        return landed
+
+
+def is_primary(one: Running) -> bool:
+    return "control 11" in one.lb.seen or "control 15" in one.lb.seen
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_what_another_took_behind_a_claim_of_ours_that_was_in_doubt_is_replayed(
+    broker: str, monkeypatch: pytest.MonkeyPatch, active: bool
+) -> None:
+    monkeypatch.setattr(watching, "_ANNOUNCING", 0.2)
+
+    async def test(place: Place, options: Options) -> None:
+        options = replace(options, active=active, failover=0.2)
+
+        async def rival() -> None:
+            async with instance(place, replace(options, replica=2)) as other:
+                await other.until(lambda: is_primary(other))
+                other.add(5)
+                await other.until(lambda: other.app.state["sum"] == 6)
+
+        async with instance(place, options) as first:
+            await first.until(lambda: "record 0" in first.lb.seen)
+            first.add(1)
+            await first.until(lambda: first.app.state["sum"] == 1)
+        client = Doubtful(broker)
+        client.meanwhile = rival
+        async with client, instance(Place(client, None), replace(options, replica=1)) as one:
+            await one.until(lambda: is_primary(one))
+            one.add(10)
+            await one.until(lambda: one.app.state["sum"] >= 11)
+            assert one.app.state["sum"] == 16
+        async with instance(place, options) as last:
+            await last.until(lambda: last.app.state["sum"] == 16)
+
+    scenario(broker, test, f"doubtful-{active}")
+
+
+def test_a_first_start_that_another_was_faster_with_does_not_begin_anew(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        async def rival() -> None:
+            async with instance(place, options) as other:
+                await other.until(lambda: "record 0" in other.lb.seen)
+                other.add(5)
+                await other.until(lambda: other.app.state["sum"] == 5)
+
+        client = Doubtful(broker)
+        client.meanwhile = rival
+        async with client, instance(Place(client, None), options) as one:
+            with pytest.raises(FatalError, match="was faster"):
+                await one.until(lambda: is_primary(one))
+        async with instance(place, options) as last:
+            await last.until(lambda: is_primary(last))
+            assert last.app.state == {"sum": 5, "firsts": 1, "largest": 0, "version": 1}
+
+    scenario(broker, test, "overtaken")
 
 
 def test_secondaries_follow_and_one_takes_over_without_a_checkpoint(broker: str) -> None:

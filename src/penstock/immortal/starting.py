@@ -6,7 +6,8 @@
     upgrade          checkpoint, replay, (10) -> Checkpoint of the new version, then (2) if it stands alone
     repro            checkpoint, replay, and on with the log for ever; what-if the same, with (12) behind the checkpoint
 
-To become primary is to claim the log. Everything before the claim is final by then, so replay ends at the claim.
+To become primary is to claim the log. Everything before the claim is final by then, so replay ends at the claim. One
+whose answer was lost ends nothing: it is made again, and what others appended in between is replayed like the rest.
 """
 
 from __future__ import annotations
@@ -106,6 +107,8 @@ class Life:
         self._peers = Peers(coordinator, self._password, group.create_task, tell)
         self._log = journal_name(self._options.name, "log")
         self._caught_up = asyncio.Event()
+        self._claimed_or_not = asyncio.Event()
+        """Not set while it is not known what became of a claim of ours."""
         self._pending = b""
         self._adding = "Adding"
         self._read_to = 0
@@ -123,7 +126,7 @@ class Life:
             self._coordinator.place.reach, lambda: checkpoints.catalogue(self._client, options.name)
         )
         if options.create == "Y" or await self._is_to_begin_anew():
-            await self._first_start(None)
+            await self._first_start(None, anew=True)
             return
         while options.active and there.last is None and options.create == "A":
             there, gone = await self._wait_for_a_first()
@@ -180,14 +183,16 @@ class Life:
         finally:
             gone.cancel()
 
-    async def _first_start(self, instead_of: str | None) -> bool:
-        """False if another replica was faster."""
+    async def _first_start(self, instead_of: str | None, *, anew: bool = False) -> bool:
+        """False if another replica was faster. Unless it is to begin `anew`, what another made is not made again."""
         coordinator = self._coordinator
         committer = time.time_ns() // 1000 & 0x7FFFFFFF
         coordinator.state = State(self._options.name, committer, uuid.uuid4().hex)
         fenced = await self._claimed(instead_of)
         if fenced is None:
             return False
+        if not anew:
+            await self._require_nothing_there()
         coordinator.delivered_end = fenced.end
         self._group.create_task(coordinator.deliver())
         kind = MessageType.TAKE_BECOMING_PRIMARY_CHECKPOINT
@@ -199,6 +204,15 @@ class Life:
         await coordinator.commit_record(record)
         await self._primary()
         return True
+
+    async def _require_nothing_there(self) -> None:
+        """Before our claim another may have made the first start, and have taken calls since: they are not lost."""
+        name = self._options.name
+        there = await steadily(
+            self._coordinator.place.reach, lambda: checkpoints.catalogue(self._client, name)
+        )
+        if there.last is not None:
+            raise FatalError(5, f"another coordinator of {name} was faster; start this one again to recover")
 
     # Recovery.
 
@@ -303,7 +317,7 @@ class Life:
         coordinator.delivered_end = item.end
         mark = item.mark
         if isinstance(mark, Claimed):
-            return mark.owner == coordinator.owner
+            return mark.owner == coordinator.owner and await self._is_claimed_by(item)
         if isinstance(mark, Met):
             coordinator.state.met(mark)
         elif isinstance(mark, Upgraded) and coordinator.is_muted:
@@ -331,7 +345,15 @@ class Life:
             if await self._claimed(gone) is not None:
                 return
 
+    async def _is_claimed_by(self, item: Marked) -> bool:
+        """Whether this claim of ours is the one that holds. Behind one whose answer was lost others may have been
+        primary, until we claimed the log again."""
+        await self._claimed_or_not.wait()
+        fenced = self._coordinator.fenced
+        return fenced is not None and fenced.end == item.end
+
     async def _claimed(self, instead_of: str | None) -> Fenced | None:
+        self._claimed_or_not.clear()
         coordinator = self._coordinator
         mark = Claimed(
             coordinator.owner,
@@ -346,10 +368,11 @@ class Life:
             coordinator.place.reach,
             lambda: claim(self._client, self._log, coordinator.owner, record, instead_of=instead_of),
         )
-        if own is None:
-            return None
-        coordinator.fenced = Fenced(self._client, own, coordinator.place.reach)
-        await self._say_serving(coordinator.fenced)
+        if own is not None:
+            coordinator.fenced = Fenced(self._client, own, coordinator.place.reach)
+        self._claimed_or_not.set()
+        if coordinator.fenced is not None:
+            await self._say_serving(coordinator.fenced)
         return coordinator.fenced
 
     async def _say_serving(self, fenced: Fenced) -> None:
