@@ -13,10 +13,11 @@ import pytest
 from tests.immortal.test_startups import Running, broker, instance, scenario
 from tests.journal.authority import Authority
 
+from penstock.base.errors import PenstockError
 from penstock.immortal import about
-from penstock.immortal.coordinator import Options
+from penstock.immortal.coordinator import Coordinator, Options
 from penstock.immortal.journals import journal_name
-from penstock.immortal.logformat import LogDecoder, LogRecord
+from penstock.immortal.logformat import LogDecoder, LogRecord, Mark, Met
 from penstock.immortal.place import Place
 from penstock.immortal.streams import Hello, NoStreamError, Welcome, connected, line, read_line
 from penstock.immortal.wire import Call, MessageType, RpcType, encode_message, outgoing, split_messages
@@ -93,6 +94,57 @@ def test_a_receiver_and_a_sender_that_were_made_anew(broker: str) -> None:
                     await receiver.until(lambda: receiver.app.state["sum"] == had + 1100)
 
     scenario(broker, test, "made")
+
+
+def relaying(one: Running, to: str, monkeypatch: pytest.MonkeyPatch) -> Running:
+    """Each call that it gets it makes at another instance as well."""
+    call = one.app.call
+
+    def relayed(method: int, arguments: bytes) -> None:
+        call(method, arguments)
+        one.app.send(to, Call(1, RpcType.FORK, arguments))
+
+    monkeypatch.setattr(one.app, "call", relayed)
+    return one
+
+
+def test_a_destination_whose_mark_the_log_did_not_take_is_not_taken_for_met(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(place: Place, options: Options) -> None:
+        sending, receiving = replace(options, name="unmet-sender"), replace(options, name="unmet-receiver")
+        refused: list[Coordinator] = []
+        append = Coordinator.append
+
+        async def append_later(self: Coordinator, mark: Mark) -> int:
+            if isinstance(mark, Met) and not refused:
+                refused.append(self)
+                raise PenstockError("the broker refused: no room")
+            return await append(self, mark)
+
+        def has_acknowledged() -> bool:
+            return refused[0].state.outputs["unmet-receiver"].acked_replayable == 1
+
+        monkeypatch.setattr(Coordinator, "append", append_later)
+        async with instance(place, receiving) as receiver:
+            await receiver.until(lambda: "record 0" in receiver.lb.seen)
+            async with instance(place, sending) as sender:
+                relaying(sender, "unmet-receiver", monkeypatch)
+                await sender.until(lambda: "record 0" in sender.lb.seen)
+                sender.add(1)
+                await receiver.until(lambda: receiver.app.state["sum"] == 1)
+                await sender.until(has_acknowledged)
+                sender.add(2)
+                await receiver.until(lambda: receiver.app.state["sum"] == 3)
+            async with instance(place, sending) as sender:
+                relaying(sender, "unmet-receiver", monkeypatch)
+                await sender.until(lambda: "control 11" in sender.lb.seen)
+                for n in (4, 8):
+                    sender.add(n)
+                await receiver.until(lambda: receiver.app.state["sum"] >= 11)
+                assert receiver.app.state["sum"] == 15
+
+    scenario(broker, test, "unmet")
 
 
 def test_messages_of_32_mib_pass_from_one_to_another(broker: str) -> None:

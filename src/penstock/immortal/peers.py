@@ -276,15 +276,16 @@ class Peers:
             writer.close()
 
     async def _meet(self, output: Output, incarnation: str, wanted: ReplayFrom) -> None:
-        """The log knows whom we count for before anything is sent."""
+        """The log knows whom we count for before anything is sent, and before we do: if it did not take the mark, the
+        next stream meets it anew."""
         if output.incarnation == incarnation:
             if wanted.replayable + output.base - 1 < output.acked_replayable:
                 raise NoStreamError("it knows less than it once acknowledged: a primary that was replaced")
             return
         if output.incarnation:
             _log.warning("%s was made anew; it gets what its predecessor had not got", output.name)
+        await self._coordinator.append(Met(output.name, incarnation, output.acked_replayable))
         output.forgotten(incarnation)
-        await self._coordinator.append(Met(output.name, incarnation, output.base))
 
     async def _exchange(
         self,
