@@ -35,6 +35,14 @@ logger = logging.getLogger(__name__)
 Answer = tuple[int, bytes | None]
 
 
+def text_of(error: Exception) -> str:
+    """What an error says, as text that can be written: it goes into answers and checkpoints."""
+    try:
+        return str(error).encode(errors="backslashreplace").decode()
+    except Exception as wordless:  # noqa: BLE001 - an error may fail to say anything
+        return f"({type(wordless).__name__} when it was asked what it is)"
+
+
 class Activation:
     """One run of an async handler."""
 
@@ -125,7 +133,7 @@ class Handlers(Caller, ABC):
                 self.runtime.next_handler += 1
             else:
                 values = method.signature.decode(arguments)
-        except (msgspec.DecodeError, msgspec.ValidationError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - it is in the log: no replay would get past what is raised here
             self._failed(origin, method, error)
             return
         if method.is_async:
@@ -216,8 +224,8 @@ class Handlers(Caller, ABC):
             return None, None
         try:
             return request.bound.method.signature.decode_result(payload), None
-        except msgspec.DecodeError as error:
-            return None, RemoteError("Undecodable", f"{request.bound.method.name}: {error}")
+        except Exception as error:  # noqa: BLE001 - types of the class may refuse a value in their own way
+            return None, RemoteError("Undecodable", f"{request.bound.method.name}: {text_of(error)}")
 
     def _turn(
         self, activation: Activation, value: object, error: Exception | None
@@ -249,7 +257,9 @@ class Handlers(Caller, ABC):
         set_current(self)
         try:
             self.settle(activation.origin, activation.method, value, "")
-        except (TypeError, msgspec.EncodeError) as error:
+        except DeterminismError:
+            raise
+        except Exception as error:  # noqa: BLE001 - what cannot be told is the handler's fault
             self._failed(activation.origin, activation.method, error)
         finally:
             set_current(NOBODY)
@@ -263,11 +273,15 @@ class Handlers(Caller, ABC):
         self, origin: Origin, method: Method[Any, Any] | None, error: Exception, name: str = ""
     ) -> None:
         self.runtime.failures += 1
-        what = name or (method.name if method is not None else "")
-        logger.warning("the handler %s raised %s: %s", what, type(error).__name__, error, exc_info=error)
+        what, kind, text = (
+            name or (method.name if method is not None else ""),
+            type(error).__name__,
+            text_of(error),
+        )
+        logger.warning("the handler %s raised %s: %s", what, kind, text, exc_info=error)
         set_current(self)
         try:
-            self.settle(origin, method, (type(error).__name__, str(error)), type(error).__name__)
+            self.settle(origin, method, (kind, text), kind)
         finally:
             set_current(NOBODY)
 

@@ -28,7 +28,7 @@ from penstock.immortal.binding.journal import Recording
 from penstock.immortal.binding.leaks import Leaks
 from penstock.immortal.binding.methods import Call, Method, current
 from penstock.immortal.binding.scopes import DIRECT, Direct, Saving
-from penstock.immortal.binding.services import Services
+from penstock.immortal.binding.services import Services, UnreadableError
 from penstock.immortal.binding.snapshot import Origin, Outcome, Runtime
 from penstock.immortal.wire import MessageType, Record, ReplyKind, RpcType
 
@@ -200,7 +200,7 @@ class Machine(Handlers):
             self._input(f"method {rpc.method}", lambda: self._call(rpc))
 
     def _call(self, call: wire.Call) -> None:
-        if call.kind == RpcType.IMPULSE and self.services.handle(call.method, call.arguments):
+        if call.kind == RpcType.IMPULSE and self._is_the_systems(call):
             return
         kind = {RpcType.ASYNC: "call", RpcType.FORK: "fork", RpcType.IMPULSE: "impulse"}[call.kind]
         origin = Origin(kind, sender=call.sender, number=call.number)
@@ -212,6 +212,15 @@ class Machine(Handlers):
             self.settle(origin, None, ("UsageError", wrong), "UsageError")
             return
         self.run(method, call.arguments, origin)
+
+    def _is_the_systems(self, call: wire.Call) -> bool:
+        """Whether this Impulse was one of the services', of whoever sent it: one that makes no sense is a failure."""
+        try:
+            return self.services.handle(call.method, call.arguments)
+        except UnreadableError as error:
+            logger.warning("%s", error)
+            self.runtime.failures += 1
+            return True
 
     def _first_start(self, data: bytes) -> None:
         self.runtime.clock = max(self.runtime.clock, msgspec.msgpack.decode(data, type=First).now)

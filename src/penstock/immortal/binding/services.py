@@ -7,7 +7,7 @@ anything happens. All carry the time of the clock outside, which is where `self.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
@@ -20,6 +20,8 @@ from penstock.immortal.binding.views import unwrap
 
 if TYPE_CHECKING:
     from penstock.immortal.binding.machine import Machine
+
+T = TypeVar("T")
 
 ARM, FIRE, ASK, DELIVER, TAKEN, MARK = -21, -22, -23, -24, -25, -26
 OPS = ("insert", "update", "delete")
@@ -91,6 +93,25 @@ class Delivered(msgspec.Struct, frozen=True, array_like=True):
         return None if self.key_text is None else msgspec.json.decode(self.key_text)
 
 
+class UnreadableError(UsageError):
+    """Bytes that are not what they are sent as. Nothing happens by them: they may be in the log already."""
+
+
+def _decoded(data: bytes, kind: type[T], what: str) -> T:
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UnreadableError(f"{what} that cannot be read: {error}") from error
+
+
+def _offsets(messages: list[bytes]) -> list[int]:
+    """Of the messages of a delivery."""
+    return [
+        _decoded(message, Delivered, f"message {at} of a delivery").offset
+        for at, message in enumerate(messages)
+    ]
+
+
 class Services:
     """What an immortal has beside its class."""
 
@@ -117,7 +138,7 @@ class Services:
         known = self._handlers.get(method)
         if known is None:
             return False
-        event: Any = msgspec.msgpack.decode(arguments, type=known[0])
+        event: Any = _decoded(arguments, known[0], f"an Impulse of the system, {method}")
         runtime = self._machine.runtime
         runtime.clock = max(runtime.clock, event.now)
         known[1](event)
@@ -244,7 +265,8 @@ class Services:
     def deliver(
         self, now: float, request: str, sink: str, after: SinkState, name: str, messages: list[bytes]
     ) -> None:
-        """Send messages of a pipeline's sink; each is the MessagePack of a `Delivered`."""
+        """Send messages of a pipeline's sink; each is the MessagePack of a `Delivered`. Others are refused here."""
+        _offsets(messages)
         self._send(DELIVER, Delivery(now, request, sink, after, self.method(name).name, messages))
 
     def _delivered(self, event: Delivery) -> None:
@@ -264,8 +286,13 @@ class Services:
             error = f"generation {event.after.generation} of sink '{event.sink}' is over: {known.generation} is there"
             self._machine.outcome(event.request, Outcome(kind="UsageError", error=error))
             return
-        for message in event.messages:
-            if msgspec.msgpack.decode(message, type=Delivered).offset >= below:
+        try:
+            offsets = _offsets(event.messages)
+        except UnreadableError as error:
+            self._machine.outcome(event.request, Outcome(kind="UsageError", error=str(error)))
+            return
+        for offset, message in zip(offsets, event.messages, strict=True):
+            if offset >= below:
                 self._machine.run(method, b"\x91" + message, Origin("delivery"))
         if not same or event.after.watermark > below:
             runtime.sinks[event.sink] = event.after

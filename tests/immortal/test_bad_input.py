@@ -1,0 +1,173 @@
+"""What no handler can make sense of, or gives back: it is in the log, so it must not end the binding, or each replay
+would end at the same place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from tests.immortal.world import World
+
+from penstock.base.errors import UsageError
+from penstock.immortal import Immortal, field, impulse, rpc
+from penstock.immortal.binding.services import ASK, DELIVER, Delivered, Delivery
+from penstock.immortal.binding.snapshot import SinkState
+from penstock.immortal.wire import Call, RpcType, incoming
+
+TOO_LARGE = 1 << 80
+NO_TEXT = "\ud800"
+
+
+class Odd(msgspec.Struct):
+    """A value that refuses to be made in its own way."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        if self.n < 0:
+            raise KeyError(self.n)
+
+
+class WordlessError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Clumsy(Immortal):
+    """Its handlers do what they should not."""
+
+    seen: list[str] = field(list)
+
+    @impulse
+    def note(self, what: str) -> int:
+        self.seen.append(what)
+        return len(self.seen)
+
+    @impulse
+    def delivered(self, message: Delivered) -> None:
+        self.seen.append(message.ns)
+
+    @rpc
+    def take(self, odd: Odd) -> None:
+        self.seen.append(str(odd.n))
+
+    @rpc
+    def anything(self, value: Any) -> None:
+        self.seen.append(repr(value))
+
+    @impulse
+    def too_large(self) -> int:
+        return TOO_LARGE
+
+    @impulse
+    async def too_large_later(self) -> int:
+        return TOO_LARGE
+
+    @impulse
+    async def no_text(self) -> str:
+        return NO_TEXT
+
+    @impulse
+    def raises_no_text(self) -> None:
+        raise ValueError(NO_TEXT)
+
+    @impulse
+    def wordless(self) -> None:
+        raise WordlessError
+
+    @rpc
+    def give(self) -> Odd:
+        odd = Odd(1)
+        odd.n = -1
+        return odd
+
+    @impulse
+    async def fetch(self, peer: str) -> int:
+        return (await Clumsy.at(peer).give()).n
+
+
+def goes_on(world: World) -> None:
+    """It works, now and after a crash, from the log and from a checkpoint."""
+    for crash in (lambda: None, lambda: world.crash("a"), lambda: world.checkpoint("a")):
+        crash()
+        world.ask("a", "note", "on", request="on")
+        assert world.nodes["a"].outcomes.pop("on").kind == ""
+    world.crash("a")
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    made.start(Clumsy, "a")
+    made.start(Clumsy, "b")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("too_large", "OverflowError"),
+        ("too_large_later", "OverflowError"),
+        ("no_text", "UnicodeEncodeError"),
+        ("raises_no_text", "ValueError"),
+        ("wordless", "WordlessError"),
+    ],
+)
+@pytest.mark.parametrize("key", ["", "once"])
+def test_what_cannot_be_told_is_told_as_an_error(world: World, method: str, kind: str, key: str) -> None:
+    world.ask("a", method, key=key)
+    assert world.nodes["a"].outcomes["r"].kind == kind
+    goes_on(world)
+
+
+def test_an_answer_that_cannot_be_read_is_an_error_of_the_call(world: World) -> None:
+    world.ask("a", "fetch", "b")
+    world.settle()
+    assert world.nodes["a"].outcomes["r"].kind == "RemoteError"
+    goes_on(world)
+
+
+def _nested() -> bytes:
+    return b"\x91" * 100_000 + b"\xc0"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: Call(Clumsy.take.id, RpcType.FORK, msgspec.msgpack.encode([{"n": -1}])),
+        lambda: Call(Clumsy.anything.id, RpcType.FORK, _nested()),
+        lambda: Call(Clumsy.take.id, RpcType.FORK, b"\xc1"),
+        lambda: Call(ASK, RpcType.IMPULSE, b"\xc1"),
+        lambda: Call(ASK, RpcType.IMPULSE, _nested()),
+    ],
+)
+def test_a_call_with_arguments_that_cannot_be_read_is_a_failure(
+    world: World, call: Callable[[], Call]
+) -> None:
+    failures = world.nodes["a"].machine.runtime.failures
+    world.log("a", incoming(call()))
+    assert world.nodes["a"].machine.runtime.failures == failures + 1
+    goes_on(world)
+
+
+def _message(offset: int, ns: str) -> bytes:
+    return msgspec.msgpack.encode(Delivered(offset, 0, "insert", ns, None, None, "{}"))
+
+
+def test_a_delivery_that_cannot_be_read_is_refused_and_nothing_of_it_happens(world: World) -> None:
+    after = SinkState("log", 1, 2)
+    machine = world.nodes["a"].machine
+    with pytest.raises(UsageError, match="message 1 of a delivery"):
+        machine.services.deliver(world.now, "r", "sink", after, "delivered", [_message(0, "x"), b"\xc1"])
+    assert not machine.out
+    event = Delivery(world.now, "r", "sink", after, "delivered", [_message(0, "x"), b"\xc1"])
+    world.log("a", incoming(Call(DELIVER, RpcType.IMPULSE, msgspec.msgpack.encode(event))))
+    assert world.nodes["a"].outcomes["r"].kind == "UsageError"
+    assert machine.instance.__dict__["_values"]["seen"] == []
+    assert machine.runtime.sinks == {}
+    machine.services.deliver(world.now, "r", "sink", after, "delivered", [_message(0, "x"), _message(1, "y")])
+    world.collect(world.nodes["a"])
+    assert machine.instance.__dict__["_values"]["seen"] == ["x", "y"]
+    goes_on(world)
