@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 
@@ -57,6 +58,39 @@ async def until(true: Callable[[], object]) -> None:
     while not true():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
+
+
+def test_an_impulse_of_another_thread_is_not_lost_while_others_are_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        it = shell()
+        async with pair(it) as (ic, _):
+            await ic.first_start()
+            await ic.log_what_comes()
+            await until(lambda: counter(it).ready == 1)
+            encoding, written = threading.Event(), threading.Event()
+            outgoing = wire.outgoing
+
+            def slow(destination: str, rpc: wire.Call | wire.Reply) -> bytes:
+                if threading.current_thread() is not threading.main_thread():
+                    encoding.set()
+                    assert written.wait(PATIENCE)
+                return outgoing(destination, rpc)
+
+            monkeypatch.setattr(wire, "outgoing", slow)
+            sending = threading.Thread(target=lambda: counter(it).add.send(7))
+            sending.start()
+            await until(encoding.is_set)
+            counter(it).add.send(1)
+            await ic.log_what_comes()
+            await until(lambda: counter(it).total == 1)
+            written.set()
+            await ic.log_what_comes()
+            await until(lambda: counter(it).total == 8)
+            sending.join()
+
+    asyncio.run(run())
 
 
 def test_first_start_work_checkpoint_and_recovery() -> None:
