@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.base.errors import CorruptError, PenstockError
+from penstock.journal import stored
 from penstock.journal.broker import Broker
 from penstock.journal.datadir import DataDir
 from penstock.journal.fragment import Fragment
@@ -23,6 +24,7 @@ from penstock.journal.protocol import (
     ReadRequest,
     Status,
 )
+from penstock.journal.stores import FragmentStore, Listed
 from penstock.log.commitlog import journal_spec
 
 from .brokers import (
@@ -366,6 +368,38 @@ def test_a_stored_fragment_that_is_damaged_or_gone_ends_a_read_with_its_name(tmp
             stored.unlink()
             with pytest.raises(FileNotFoundError, match=f"No such file.*{stored.name}"):
                 await content(broker)
+
+    in_loop(test)
+
+
+def test_a_fragment_that_is_stored_while_the_store_is_listed_twice_at_once_stays_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a crash, when what was left is compared with the store, while the store is listed in any case."""
+
+    async def test() -> None:
+        listed, slow = threading.Event(), threading.Event()
+        list_now = stored._list
+
+        def list_slowly(store: FragmentStore, journal: str) -> list[Listed]:
+            found = list_now(store, journal)
+            if not listed.is_set():
+                listed.set()
+                assert slow.wait(60)
+            return found
+
+        async with opened(tmp_path / "data") as broker:
+            await append(broker, b"a" * 1200)
+            monkeypatch.setattr(stored, "_list", list_slowly)
+            first = asyncio.create_task(replica(broker).refresh())
+            await until(listed.is_set)
+            second = asyncio.create_task(replica(broker).refresh())
+            await asyncio.sleep(0.05)
+            await append(broker, b"b")
+            await persisted(broker)
+            slow.set()
+            await asyncio.gather(first, second)
+            assert await content(broker) == b"a" * 1200 + b"b"
 
     in_loop(test)
 

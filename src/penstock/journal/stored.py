@@ -50,6 +50,7 @@ class Stored:
         "_changed",
         "_hurried",
         "_leftovers",
+        "_listing",
         "_persisting",
         "_respecified",
         "_since_listing",
@@ -82,6 +83,7 @@ class Stored:
         self._hurried: asyncio.Event | None = None
         self._unpersisted: list[SpoolFile] = []
         self._persisting: set[asyncio.Task[None]] = set()
+        self._listing = asyncio.Lock()
         self._since_listing: list[tuple[Fragment, Place]] = []
         self._leftovers: list[Place] = []
 
@@ -143,7 +145,14 @@ class Stored:
         self._notify()
 
     async def refresh(self) -> None:
-        """List the stores, and take that for all that is in them. An error is kept, and told by the next append."""
+        """List the stores, and take that for all that is in them. An error is kept, and told by the next append.
+
+        One at a time: a listing that is late would take away what has got into the stores since a later one began.
+        """
+        async with self._listing:
+            await self._refresh()
+
+    async def _refresh(self) -> None:
         urls = list(self.spec.fragment.stores)
         since: list[tuple[Fragment, Place]] = []
         self._since_listing = since
