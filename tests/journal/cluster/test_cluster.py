@@ -86,7 +86,11 @@ def test_trims_and_rolls_are_passed_on_and_hold_everywhere(four: Running) -> Non
         client.append("trimmed/journal", b"gone")
         middle = client.roll("trimmed/journal").offset
         end = client.append("trimmed/journal", b"kept").end
-        assert client.trim("trimmed/journal", middle).begin == middle
+        folder = four.store / "trimmed/journal"
+        until(lambda: any(folder.glob("*")))
+        trimmed = client.trim("trimmed/journal", middle)
+        assert (trimmed.begin, trimmed.fragments, trimmed.bytes) == (middle, 1, middle)
+        assert not any(folder.glob("*")), "it is deleted with the trim, and not at some later listing"
     for name, broker in four.brokers.items():
 
         def begins(name: str = name) -> bool:

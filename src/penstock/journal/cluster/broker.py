@@ -94,6 +94,8 @@ class ClusterBroker(Broker):
         """The revisions at which the journals were made that our replicas are of."""
         self._faltering: dict[str, int] = {}
         """Pulses in a row that came to nothing."""
+        self._trimming: set[str] = set()
+        """Journals that we trim ourselves."""
         self.peers = Peers(tls=membership.options.peer_tls, keys=membership.options.keys)
         super().__init__(directory, version, disk, options)
         self.allocation = Allocation(
@@ -252,11 +254,20 @@ class ClusterBroker(Broker):
         """What is complete gets into the store first, unless the journal has been deleted: our disk may go with us."""
         await replica.close(persist=self.resolver.spec(replica.spec.name) is not None)
 
+    async def _trim(self, replica: Replica, offset: int) -> tuple[int, int]:
+        journal = replica.spec.name
+        self._trimming.add(journal)
+        try:
+            return await super()._trim(replica, offset)
+        finally:
+            self._trimming.discard(journal)
+            self._trimmed_elsewhere(journal)
+
     def _trimmed_elsewhere(self, journal: str) -> None:
-        """The primary has trimmed a journal; what we have below that goes as well."""
+        """The primary has trimmed a journal; what we have below that goes as well. Who trims deletes it itself."""
         replica = self._replicas.get(journal)
         offset = self._space.trimmed(journal)
-        if replica is not None and offset > replica.trimmed:
+        if replica is not None and offset > replica.trimmed and journal not in self._trimming:
             replica.forget_below(offset)
 
     def _meet_peers(self) -> None:
