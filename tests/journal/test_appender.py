@@ -534,13 +534,14 @@ def test_a_broker_that_is_killed_under_load_has_every_record_in_order(tmp_path: 
         assert list(dict.fromkeys(landed)) == records
 
 
+@pytest.mark.parametrize("ours", [True, False])
 def test_a_session_under_constant_load_is_replaced_and_nothing_comes_twice(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, ours: bool
 ) -> None:
     monkeypatch.setattr(sending, "LIFE", 0.05)
 
     async def test() -> None:
-        async with MemoryBroker() as broker, appending(broker, max_batch_bytes=64) as appender:
+        async with MemoryBroker(ours=ours) as broker, appending(broker, max_batch_bytes=64) as appender:
             records = numbered(3000)
             for at in range(0, len(records), 10):
                 appender.add_many(records[at : at + 10])

@@ -207,7 +207,8 @@ class Session:
                     idle.reschedule(None)
             except TimeoutError:
                 return
-            assert batch is not None
+            if batch is None:
+                return
             self._landed(await self._alone(line, batch))
 
     async def _alone(self, line: Line, batch: Batch) -> AppendResponse:
