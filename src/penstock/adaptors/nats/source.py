@@ -84,6 +84,12 @@ class _Told(msgspec.Struct):
     state: _State
 
 
+class _Left(msgspec.Struct):
+    """What the server says of a consumer: how many messages are left for it."""
+
+    num_pending: int
+
+
 class _Listed(msgspec.Struct):
     total: int = 0
     streams: list[str] | None = None
@@ -268,12 +274,22 @@ class NatsSource(Source):
             else:
                 messages.append(found)
             place.after = max(place.after, got.sequence)
-        if not pulled.messages and ends is not None and pulled.status in (404, 408):
+        if not pulled.messages and ends is not None and self._is_read(client, ns, place):
             place.after = max(place.after, ends)  # the last ones were deleted, or have another subject
         if not messages and not bad:
             return None
         place.read += len(messages) + len(bad)
         return Batch(messages, {ns: place.position}, bad=bad)
+
+    def _is_read(self, client: Client, ns: str, place: Place) -> bool:
+        """Whether nothing came because there is nothing: a server may also have been too slow to give it."""
+        try:
+            what = f"cannot read the stream '{ns}'"
+            return client.ask(f"CONSUMER.INFO.{ns}.{place.consumer}", None, _left, what).num_pending == 0
+        except AnswerError as error:
+            if error.number in (NO_CONSUMER, NO_STREAM):
+                return False  # which the next pull hears of
+            raise
 
     def _message(self, ns: str, got: Got, mode: Mode) -> Message | Bad:
         data = got.data.strip(b" \t\r\n")
@@ -372,4 +388,5 @@ def _no_queue(ns: str) -> str:
 
 
 _listed: Callable[[bytes], _Listed] = msgspec.json.Decoder(_Listed).decode
+_left: Callable[[bytes], _Left] = msgspec.json.Decoder(_Left).decode
 _told: Callable[[bytes], _Told] = msgspec.json.Decoder(_Told).decode
