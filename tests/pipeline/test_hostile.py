@@ -289,6 +289,20 @@ class TestDetaching:
         behind.look(LogPoint(MessageOffset(0), ByteOffset(0)), here.log.point)
         assert behind.share > 1
 
+    def test_a_message_without_a_time_is_as_old_as_it_is_known(
+        self, here: ByHand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It was taken for one of 1970."""
+        monkeypatch.setattr(lag, "AGE_EVERY", 0.0)
+        clock = Clock(50.0)
+        monkeypatch.setattr(lag, "time", clock)
+        here.log.append([Message("A", b"{}")], {}, [], NOW)
+        behind = lag.Lag("s", MaxLag(seconds=3600), here.log.reader)
+        for seconds in (0.0, 1.0, 7200.0):
+            clock.now = 50.0 + seconds
+            behind.look(LogPoint(MessageOffset(0), ByteOffset(0)), here.log.point)
+            assert (behind.seconds, behind.share >= 1) == (seconds, seconds == 7200.0)
+
     @pytest.mark.parametrize(("rest", "detached"), [(7200, False), (60, True)])
     def test_the_time_in_which_nothing_ran_is_no_reason_to_detach_a_sink(
         self, tmp_path: Path, rest: int, detached: bool

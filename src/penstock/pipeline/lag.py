@@ -74,10 +74,13 @@ class Lag:
         """For how long the sink has lacked something, as far as that is known."""
         seen, offset = self._ends[0]
         age = self._age(at, end)
+        if age is None:
+            return now - seen
         return min(age, now - seen) if offset <= at.offset else max(age - self._rest, 0.0)
 
-    def _age(self, at: LogPoint, end: LogPoint) -> float:
+    def _age(self, at: LogPoint, end: LogPoint) -> float | None:
+        """How old the first message is that the sink lacks; None if its source does not say."""
         for _, record in self._reader.records(at.byte, end.byte):
             if not record.control and record.offset >= at.offset:
-                return max(time.time() - record.ts / 1e6, 0.0)
+                return max(time.time() - record.ts / 1e6, 0.0) if record.ts > 0 else None
         return 0.0
