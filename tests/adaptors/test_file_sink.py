@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from penstock import adaptors as a
 from penstock.adaptors.base import Guarantee, Order, SinkPosition, Stage, Staged
 from penstock.adaptors.file.sink import FilePublisher, IfExists, position_of, staging_of
+from penstock.base import locks
 from penstock.base.disk import Buffer, Disk, DiskFile
 from penstock.base.errors import CorruptError, PenstockError, UsageError
 from penstock.testing.powerloss import (
@@ -410,7 +412,26 @@ def test_a_position_that_cannot_be_read_is_refused(
     assert error.value.where == str(position_of(target))
 
 
-def test_two_sinks_cannot_write_one_file(target: Path, publisher: FilePublisher) -> None:
+def test_a_target_that_an_operator_has_for_a_moment_is_waited_for(
+    target: Path, publisher: FilePublisher
+) -> None:
+    """A sink that was resumed while a step was under way stopped for that."""
+    publisher.open(at(0))
+    publisher.publish([], at(1))
+    ends = threading.Timer(0.3, publisher.close)
+    ends.start()
+    other = FilePublisher(target)
+    try:
+        assert other.open(at(0)) == at(1)
+    finally:
+        ends.join()
+        other.close()
+
+
+def test_two_sinks_cannot_write_one_file(
+    target: Path, publisher: FilePublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "PATIENCE", 0.1)
     publisher.open(at(0))
     other = FilePublisher(target)
     with pytest.raises(UsageError, match="is being written by another sink"):

@@ -18,6 +18,7 @@ from penstock import adaptors as a
 from penstock.adaptors.base import Guarantee, Sink, SinkPosition, Stage, Staged
 from penstock.adaptors.formats import partition_stage
 from penstock.adaptors.formats.partition_stage import RAW
+from penstock.base import locks
 from penstock.base.errors import CorruptError, RefusedError, UsageError
 from penstock.log.schema import Field, Kind, LatestSchemas, Schema
 
@@ -258,7 +259,8 @@ def test_a_rewound_sink_goes_on_in_a_new_generation(target: Path) -> None:
         other.open(at(0))
 
 
-def test_two_sinks_cannot_write_one_directory(target: Path) -> None:
+def test_two_sinks_cannot_write_one_directory(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "PATIENCE", 0.1)
     writer = Writer(target)
     with pytest.raises(UsageError, match="is being written by another sink"):
         Writer(target)

@@ -6,7 +6,6 @@ are still to come. Names that begin with a dot are left alone by Spark and other
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Sequence
@@ -21,6 +20,7 @@ from penstock.adaptors.file.obstacles import obstacles
 from penstock.adaptors.formats.partition_sink import Kept, Note, Target, read_kept
 from penstock.base.disk import Disk, DiskFile
 from penstock.base.errors import CorruptError, UsageError
+from penstock.base.locks import lock_soon
 
 
 class LocalTarget(Target):
@@ -47,7 +47,7 @@ class LocalTarget(Target):
                 raise UsageError(f"cannot write {self._top}: {error.strerror}") from None
             self._lock = lock = self._disk.open(self._own / "lock", create=True)
         try:
-            fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_soon(lock.fileno())
         except BlockingIOError:
             self.close()
             raise UsageError(

@@ -15,7 +15,6 @@ Bytes behind the recorded length are the publisher's own: nobody else should app
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import shutil
 import stat
@@ -45,6 +44,7 @@ from penstock.adaptors.formats.partfile import PartFile, compressed
 from penstock.adaptors.staging import Tally
 from penstock.base.disk import Disk, DiskFile
 from penstock.base.errors import CorruptError, PenstockError, UsageError
+from penstock.base.locks import lock_soon
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -239,7 +239,7 @@ class FilePublisher(Publisher):
         try:
             if not stat.S_ISREG(self._target.stat().st_mode):
                 raise UsageError(f"cannot write {self._target}: it is not a file")
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_soon(file.fileno())
         except BlockingIOError:
             file.close()
             raise UsageError(
