@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from penstock.adaptors.base import Adaptor, Publisher, Refusal, Sink, SinkPositi
 from penstock.adaptors.file.sink import FilePublisher, FileSink
 from penstock.base.errors import AwayError, PenstockError, RefusedError
 from penstock.log.offsets import OffsetLog
+from penstock.log.ownership import FencedError
 from penstock.pipeline.definition import SinkNode
 from penstock.pipeline.namespace import Namespace
 from penstock.pipeline.policy import OnError, Policy
@@ -71,7 +73,7 @@ class HeldPublisher(FilePublisher):
 class Batches:
     """The sink `s` of a log of thirty messages, given in batches of ten that are staged in this process."""
 
-    def __init__(self, here: ByHand, on_error: Policy | None = None) -> None:
+    def __init__(self, here: ByHand, on_error: Policy | None = None, *, alone: bool = False) -> None:
         here.append("A" * 30)
         self.here = here
         self.target = Held(target=here.target())
@@ -80,8 +82,9 @@ class Batches:
         self.buried: list[int] = []
         node = SinkNode("s", self.target, Namespace(".*"), on_error=on_error or Policy())
         options = {"dataDir": str(here.path / "data"), "pipeline": "p"}
+        reach = Reach(here.client.address)
         around = Surroundings(
-            "p", here.log.reader, here.log.log_id, here.path / "scratch", options, Reach(here.client.address)
+            "p", here.log.reader, here.log.log_id, here.path / "scratch", options, reach, alone=alone
         )
         claim = lambda: OffsetLog(here.client, "p", "s", NOW)  # noqa: E731
         self.runner = runner_for(node, claim, self._bury, around)
@@ -179,6 +182,24 @@ def test_a_sink_that_stopped_within_a_batch_lacks_what_is_behind_its_message(her
         batches.give(30)
     batches.end_query()
     assert (batches.sink.state, batches.lacking) == ("stopped", (15, batches.bytes_from(15)))
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_sink_that_an_operator_took_by_mistake_goes_on_unless_it_may_have_been_another_run(
+    here: ByHand, alone: bool
+) -> None:
+    batches = Batches(here, alone=alone)
+    batches.target.let_go.set()
+    OffsetLog(here.client, "p", "s", NOW)
+    with pytest.raises(FencedError):
+        batches.give(30)
+    batches.end_query()
+    assert batches.sink.state == "restarting"
+    batches.runner.open(30)
+    with nullcontext() if alone else pytest.raises(FencedError):
+        batches.give(30)
+    assert here.lines() == numbered(range(30))
+    assert here.held().commit.watermark == (30 if alone else 0)
 
 
 def test_what_was_staged_behind_a_batch_that_failed_is_not_published(here: ByHand) -> None:

@@ -23,6 +23,7 @@ from penstock.base.secrets import mask
 from penstock.functions.chain import StepCount
 from penstock.log.message import ByteOffset, MessageOffset
 from penstock.log.offsets import Commit
+from penstock.log.ownership import FencedError
 from penstock.log.positions import LogPoint
 from penstock.log.reader import LogReader
 from penstock.log.transaction import Transaction
@@ -339,6 +340,9 @@ class SupervisedSink:
         cause = self._batches.failure or self._query.exception()
         self._query = None
         self._batches.close()
+        if isinstance(cause, FencedError) and self._around.alone:
+            # An operator took the sink for one that stood still, just when it went on.
+            self._batches.claim_again()
         self._note_move()
         self._wait(told(cause) if cause is not None else PenstockError("the query ended without a reason"))
         self._find_byte()
