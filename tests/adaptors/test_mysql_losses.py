@@ -147,6 +147,33 @@ def test_plan_names_a_table_with_a_history_which_is_not_read(tables: Tables) -> 
     assert finding.fix == "ALTER TABLE `losses`.`t` DROP SYSTEM VERSIONING"
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_times_in_a_format_that_the_binlog_does_not_tell_are_refused(tables: Tables, when: str) -> None:
+    """Read as what they seem to be they take other columns along, and make rows that nobody wrote."""
+    tables.run("CREATE TABLE t (id int PRIMARY KEY, at datetime, n int)")
+    if when == "after":
+        tables.copy("t")
+    tables.run("SET GLOBAL mysql56_temporal_format = OFF")
+    try:
+        tables.run(
+            "ALTER TABLE t MODIFY at datetime(3)", "INSERT INTO t VALUES (1, '2026-11-16 02:14:14.5', 7)"
+        )
+    finally:
+        tables.run("SET GLOBAL mysql56_temporal_format = ON")
+    with tables.reading("t") as reading, pytest.raises(UsageError, match="as MariaDB 5") as caught:
+        reading.until(lambda: False, 20)
+    assert str(caught.value.hint).startswith("ALTER TABLE `losses`.`t` FORCE")
+    assert tables.of("t") == []
+    with tables.reading("t", tail=False) as reading:
+        reading.to_the_end(20)
+    assert when == "after" or tables.rows("t")[0]["at"] == {"$localTimestamp": "2026-11-16T02:14:14.500000"}
+    if when == "after":  # what was written in the meantime stays as it was
+        tables.run("ALTER TABLE t FORCE")
+        with tables.reading("t") as reading, pytest.raises(UsageError, match="more than once"):
+            reading.until(lambda: False, 20)
+        assert tables.of("t") == []
+
+
 _KEPT = {
     "sjis": "815f5c93fa", "cp932": "8740fa5c", "ujis": "a1c0b0a1f5a18fb0a1", "eucjpms": "ada1a1c1a1dd8fa2af",
     "big5": "a15aa440", "gbk": "a1e4b0a1", "euckr": "b0a1", "gb2312": "b0a1", "ucs2": "65e50061",

@@ -29,7 +29,7 @@ from penstock.adaptors.mysql.place import Place, Transaction, heard
 from penstock.adaptors.mysql.ranges import KeyOrder
 from penstock.adaptors.mysql.rows import Image, Take, images, take_of
 from penstock.adaptors.mysql.stream import Changes
-from penstock.adaptors.mysql.table import Table, fits, hidden_columns, logged_structure, may_be_unlogged
+from penstock.adaptors.mysql.table import Table, fits, hidden_columns, logged_structure, may_be_other
 from penstock.adaptors.mysql.tablemap import TableMap
 from penstock.adaptors.mysql.types import Column, RowWriter, Structure
 from penstock.base.errors import UsageError
@@ -148,7 +148,7 @@ class Followed:
         known = self.structure or self.hint
         structure = logged_structure(table, charsets, known)
         self.full = structure is not None
-        if structure is not None and self.unsure and may_be_unlogged(structure, known, charsets):
+        if structure is not None and self.unsure and may_be_other(structure, known, table, charsets):
             return None
         structure = structure or self.structure
         if structure is None:

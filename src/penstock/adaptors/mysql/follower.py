@@ -26,6 +26,7 @@ from penstock.adaptors.mysql.connection import Server, Session
 from penstock.adaptors.mysql.copy import current_place
 from penstock.adaptors.mysql.ddl import Does, Effect, effects
 from penstock.adaptors.mysql.follow import Followed, meet
+from penstock.adaptors.mysql.inspect import check_table
 from penstock.adaptors.mysql.place import Place, Transaction
 from penstock.adaptors.mysql.stream import (
     Begins,
@@ -347,6 +348,8 @@ class Follower:
         assert self.place is not None
         database, _, name = one.ns.partition(".")
         found = tables_of(self._control, database, name)
+        for table in found:
+            check_table(table, tail=True)
         until = current_place(self._control)
         scout = identity_of(f"{self._identity.uuid} scout", None)
         for query in scan(self._server, self.place, until, scout, self._charsets):

@@ -31,7 +31,7 @@ def inspect(session: Session, accept: Callable[[str], bool], *, tail: bool) -> I
     tables = tables_of(session, session.server.database)
     accepted = [table for table in tables if accept(table.ns)]
     findings = [*_grants(session, accepted, tail=tail), *(_keys(accepted, tail=tail))]
-    findings += [finding for table in accepted if (finding := dotted(table)) is not None]
+    findings += [finding for table in accepted if (finding := unreadable(table, tail=tail))]
     findings += [
         Finding(
             f"table {database}.{name} keeps its history (SYSTEM VERSIONING): it is not read",
@@ -45,16 +45,29 @@ def inspect(session: Session, accept: Callable[[str], bool], *, tail: bool) -> I
     return Inspection([Found(table.ns, table.rows, table.structure.key) for table in tables], findings)
 
 
-def dotted(table: Table) -> Finding | None:
-    """What is wrong with a database that has a dot in its name."""
-    if "." not in table.database:
-        return None
-    return Finding(
-        f"the database of {table.ns} is called '{table.database}': with a dot in it, nobody can tell where in the name "
-        "of a namespace the database ends",
-        "leave it out with the source's namespace pattern",
-        fatal=True,
-    )
+def unreadable(table: Table, *, tail: bool) -> Finding | None:
+    """Why a table cannot be read as it is, if it cannot."""
+    if "." in table.database:
+        return Finding(
+            f"the database of {table.ns} is called '{table.database}': with a dot in it, nobody can tell where in the "
+            "name of a namespace the database ends",
+            "leave it out with the source's namespace pattern",
+            fatal=True,
+        )
+    if tail and table.old_times:
+        return Finding(
+            f"table {table.ns} keeps parts of seconds as MariaDB 5.3 did ({', '.join(table.old_times)}), of which the "
+            "binlog does not tell how many digits they have",
+            f"ALTER TABLE {quoted(table.database, table.name)} FORCE, with mysql56_temporal_format = ON",
+            fatal=True,
+        )
+    return None
+
+
+def check_table(table: Table, *, tail: bool) -> None:
+    """Refuse to read what cannot be read as it is."""
+    if finding := unreadable(table, tail=tail):
+        raise UsageError(finding.what, hint=finding.fix)
 
 
 def check_log(session: Session) -> None:

@@ -22,7 +22,7 @@ from penstock.adaptors.mysql.connection import Server, Session, quoted
 from penstock.adaptors.mysql.copy import Snapshot, open_snapshot
 from penstock.adaptors.mysql.follow import Followed, Stretch, followed, kept, stretches_of, told_stretches
 from penstock.adaptors.mysql.follower import TRUNCATE, Follower
-from penstock.adaptors.mysql.inspect import check_log, dotted, inspect
+from penstock.adaptors.mysql.inspect import check_log, check_table, inspect
 from penstock.adaptors.mysql.stream import identity_of
 from penstock.adaptors.mysql.table import Table, tables_of
 from penstock.base.errors import PenstockError, UsageError
@@ -183,8 +183,7 @@ class _Reading:
             if self._accept(table.ns)
         ]
         for table in found:
-            if finding := dotted(table):
-                raise UsageError(finding.what, hint=finding.fix)
+            check_table(table, tail=self._source.tail)
         return found
 
     def _look(self) -> None:
@@ -204,6 +203,7 @@ class _Reading:
                 yield _emptied(wanted.ns)
             return
         try:
+            check_table(snapshot.table, tail=self._source.tail)
             looked = time.monotonic()
             for batch in self._copied(wanted, snapshot):
                 yield batch

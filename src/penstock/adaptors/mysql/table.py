@@ -51,7 +51,10 @@ _VERSIONED = """
 
 @dataclass(frozen=True)
 class Table:
-    """A table as it is now. `collations` are those of its texts, by column."""
+    """A table as it is now. `collations` are those of its texts, by column.
+
+    `old_times` are the columns with parts of a second in the format of MariaDB 5.3.
+    """
 
     database: str
     name: str
@@ -59,6 +62,7 @@ class Table:
     rows: int | None
     structure: Structure
     collations: Mapping[str, str]
+    old_times: tuple[str, ...] = ()
 
     @property
     def ns(self) -> str:
@@ -87,6 +91,7 @@ def tables_of(session: Session, database: str = "", table: str = "") -> list[Tab
             Table(
                 *place, str(engine or ""), None if rows is None else int(rows), Structure(shown, key, primary),
                 {str(row[2]): str(row[11]) for row in told if row[11] is not None},
+                tuple(str(row[2]) for row in told if "mariadb-5.3" in str(row[4]) and int(str(row[9]))),
             )
         )  # fmt: skip
     return found
@@ -153,6 +158,7 @@ def _native(type: str, full: str, precision: int, scale: int, digits: int, lengt
 
 _INTEGERS = {1: "tinyint", 2: "smallint", 9: "mediumint", 3: "int", 8: "bigint", 4: "float", 5: "double"}
 _TIMES = {18: "datetime", 17: "timestamp", 19: "time", 12: "datetime", 7: "timestamp", 11: "time"}
+_OLD_TIMES = (7, 11, 12)
 _PLAINLY = {10: "date", 14: "date", 13: "year", 245: "json", 242: "vector"}
 _LENGTHS = {1: "tiny", 2: "", 3: "medium", 4: "long"}
 _BIGINT, _HASH = 8, re.compile(r"DB_ROW_HASH_\d+")
@@ -203,12 +209,15 @@ def hidden_columns(table: TableMap, charsets: Charsets) -> int:
     return count
 
 
-def may_be_unlogged(found: Structure, known: Structure | None, charsets: Charsets) -> bool:
-    """Whether a column that `known` does not have is of a type that stands in the binlog as plain bytes, maybe."""
+def may_be_other(found: Structure, known: Structure | None, table: TableMap, charsets: Charsets) -> bool:
+    """Whether a table of MariaDB may have other columns than the binlog tells: where it tells less than it should.
+
+    A column that `known` does not have can be of a type that stands there as plain bytes, and one with a time in the
+    old format can have parts of a second.
+    """
     before = {column.name for column in known.columns} if known is not None else set()
-    return charsets.maria and any(
-        column.native in ("binary(4)", "binary(16)") and column.name not in before for column in found.columns
-    )
+    plain = any(c.native in ("binary(4)", "binary(16)") and c.name not in before for c in found.columns)
+    return charsets.maria and (plain or any(layout.type in _OLD_TIMES for layout in table.columns))
 
 
 def _with_known(found: Structure, known: Structure | None) -> Structure:
