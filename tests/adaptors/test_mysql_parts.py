@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Iterable
 from decimal import Decimal
 
 import pytest
+import zstandard
 
 from penstock import adaptors
-from penstock.adaptors.mysql.binlog import BinlogError, EventReader, Query
+from penstock.adaptors.mysql.binlog import HEADER, BinlogError, Event, EventReader, Query, Type, read_payload
 from penstock.adaptors.mysql.ddl import Does, effects
 from penstock.adaptors.mysql.decimal import decimal_at
 from penstock.adaptors.mysql.place import MariaGtid, MySqlGtid, Place, Transaction, heard, parse
@@ -153,6 +156,34 @@ def test_a_geometry_keeps_its_srid(stored: str) -> None:
     value = bound(Column("c", "point"), geometry(raw))
     assert value == raw
     assert stored_geometry(raw[4:]) == b"\0\0\0\0" + raw[4:]
+
+
+def _packed(events: Iterable[bytes], kind: int = 0) -> Event:
+    """A compressed transaction."""
+    packer = zstandard.ZstdCompressor().compressobj()
+    content = b"".join(packer.compress(event) for event in events) + packer.flush()
+    return Event(Type.PAYLOAD, 0, 1, 0, 0, 0, bytes([2, 1, kind, 0]) + content)
+
+
+def test_a_compressed_transaction_is_unpacked_as_it_is_asked_for() -> None:
+    inside = HEADER.pack(0, Type.WRITE_2, 1, HEADER.size + 65536, 0, 0) + bytes(65536)
+    event = _packed(inside for _ in range(1000))
+    tracemalloc.start()
+    try:
+        assert sum(found == inside for found in read_payload(event)) == 1000
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * 1024 * 1024, f"{len(event.body)} bytes took {peak}"
+
+
+@pytest.mark.parametrize("cut", [1, 30])
+def test_a_compressed_transaction_that_is_cut_short_is_named(cut: int) -> None:
+    inside = HEADER.pack(0, Type.WRITE_2, 1, HEADER.size + 20, 0, 0) + bytes(20)
+    with pytest.raises(BinlogError, match="does not read"):
+        list(read_payload(_packed([inside, inside[:-cut]])))
+    with pytest.raises(BinlogError, match="a way 7"):
+        list(read_payload(_packed([inside], kind=7)))
 
 
 def test_a_damaged_event_is_named() -> None:

@@ -23,9 +23,11 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from io import BytesIO
+from typing import Protocol
 
 from penstock.adaptors.mysql.place import Gtid, MariaGtid, MySqlGtid
 from penstock.base.errors import PenstockError
@@ -235,37 +237,48 @@ def read_gtid(event: Event) -> Gtid | None:
     return None
 
 
-def read_payload(event: Event) -> list[bytes]:
-    """The events inside a compressed transaction; they have no checksums."""
-    place, size, kind, content = 0, None, 255, b""
+def read_payload(event: Event) -> Iterator[bytes]:
+    """The events inside a compressed transaction, one by one as they are asked for; they have no checksums.
+
+    The transaction may be a thousand times as large as the event.
+    """
+    place, kind = 0, 255
     body = event.body
     while place < len(body):
         field, place = varint(body, place)
         if field == 0:
             break
         length, place = varint(body, place)
-        value = body[place : place + length]
+        if field == 2:
+            kind = varint(body[place : place + length], 0)[0]
         place += length
-        if field == 1:
-            size = varint(value, 0)[0]
-        elif field == 2:
-            kind = varint(value, 0)[0]
-        elif field == 3:
-            size = size if size is not None else varint(value, 0)[0]
-    content = body[place:]
+    content: Content = BytesIO(body[place:])
     if kind == 0:
         from penstock.adaptors.needs import need
 
-        content = need("zstandard", "mysql").ZstdDecompressor().decompressobj().decompress(content)
+        zstandard = need("zstandard", "mysql")
+        content = zstandard.ZstdDecompressor().stream_reader(content, read_across_frames=True)
     elif kind != 255:
         raise BinlogError(f"a transaction that is compressed in a way {kind} that is not known")
-    found, place = [], 0
-    while place < len(content):
-        length = int.from_bytes(content[place + 9 : place + 13], "little")
-        if length < HEADER.size:
+    while head := _read(content, HEADER.size):
+        length = int.from_bytes(head[9:13], "little") - len(head)
+        rest = _read(content, length) if len(head) == HEADER.size and length >= 0 else b""
+        if len(rest) != length:
             raise BinlogError("a compressed transaction that does not read")
-        found.append(content[place : place + length])
-        place += length
+        yield head + rest
+
+
+class Content(Protocol):
+    """What bytes are read from."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+def _read(content: Content, size: int) -> bytes:
+    """So many bytes, or as many as are left."""
+    found = content.read(size)
+    while len(found) < size and (more := content.read(size - len(found))):
+        found += more
     return found
 
 

@@ -116,6 +116,7 @@ class Stream:
         self._open: Transaction | None = None
         self._explicit = False
         self._waiting: deque[Item] = deque()
+        self._payload: Iterator[Event] = iter(())
         self._session = server.connect(read_timeout=6 * HEARTBEAT)
         try:
             _ask(self._session, place, identity)
@@ -127,6 +128,10 @@ class Stream:
     def next(self, patience: float) -> Item | None:
         """What comes next; None if nothing does for so many seconds."""
         while not self._waiting:
+            inside = next(self._payload, None)
+            if inside is not None:
+                self._take(inside)
+                continue
             data = self._pump.take(patience)
             if data is None:
                 return None
@@ -164,17 +169,19 @@ class Stream:
         elif kind == Type.FORMAT:
             self._format(event)
         elif kind == Type.PAYLOAD:
-            for inside in read_payload(event):
-                found = self._reader.event(inside, checked=False)
-                self._take(
-                    Event(found.type, found.seconds, found.server, event.end, event.size, 0, found.body)
-                )
+            self._payload = self._unpacked(event)
         elif kind == Type.XA_PREPARE:
             if not event.body[0]:  # one phase is a commit
                 self._waiting.append(Prepares())
             self._end(event.end)
         else:
             self._refuse(event)
+
+    def _unpacked(self, event: Event) -> Iterator[Event]:
+        """The events of a compressed transaction, which are all where it is."""
+        for inside in read_payload(event):
+            found = self._reader.event(inside, checked=False)
+            yield Event(found.type, found.seconds, found.server, event.end, event.size, 0, found.body)
 
     def _rows(self, event: Event) -> None:
         head = read_rows(event)
