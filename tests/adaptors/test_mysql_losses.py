@@ -9,6 +9,7 @@ from tests.servers.mariadb import PASSWORD, USER, MySqlServer
 
 from penstock import adaptors
 from penstock.adaptors.mysql import copy as mysql_copy
+from penstock.adaptors.mysql import follower as mysql_follower
 from penstock.base.errors import UsageError
 from penstock.log.message import Op
 
@@ -65,6 +66,23 @@ def test_a_table_that_is_emptied_in_the_midst_of_its_copy_keeps_what_came_then(
     assert sorted(tables.state("t")) == [*range(101, 111), 200]
 
 
+def test_the_largest_decimals_are_told_apart_as_keys(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mysql_copy, "MOST_ROWS", 2)
+    front = "9" * 63
+    tables.run("CREATE TABLE t (k decimal(65,0) PRIMARY KEY, v int)")
+    tables.run("INSERT INTO t VALUES " + ", ".join(f"({front}{i}, 0)" for i in range(10, 14)))
+    with tables.reading("t") as reading:
+        reading.step(20)
+    assert len(tables.of("t")) == 2
+    tables.run("UPDATE t SET v = 1")
+    with tables.reading("t") as reading:
+        tables.until(reading, lambda: bool(tables.completed))
+        tables.run("DELETE FROM t")
+        tables.until(reading, lambda: tables.of("t")[-1].op is Op.DELETE)
+    assert [row["v"] for row in tables.rows("t")][:6] == [0, 0, 1, 1, 1, 1]
+    assert [message.op for message in tables.of("t")][4:] == [Op.UPDATE] * 2 + [Op.DELETE] * 4
+
+
 def test_a_table_that_is_dropped_in_the_midst_of_its_copy_leaves_no_rows_behind(
     tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +108,21 @@ def test_a_database_with_a_dot_in_its_name_is_refused_and_not_passed_over(tables
         assert [(finding.fatal, "dot" in finding.what) for finding in inspection.findings] == [(True, True)]
     finally:
         tables.run("DROP DATABASE `los.ses`")
+
+
+def test_a_table_is_emptied_before_it_is_copied_anew_however_busy_the_binlog_is(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mysql_follower, "TURN", -1.0)  # others have their turn after every event
+    tables.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    with tables.reading("t") as reading:
+        tables.until(reading, lambda: len(tables.of("t")) == 1)
+        tables.run("CREATE TABLE new LIKE t", "INSERT INTO new VALUES (2), (3)")
+        tables.run("RENAME TABLE t TO old, new TO t", "INSERT INTO t VALUES (4)")
+        tables.until(reading, lambda: 4 in tables.state("t"))
+        tables.run("INSERT INTO t VALUES (5)")
+        tables.until(reading, lambda: 5 in tables.state("t"))
+    assert sorted(tables.state("t")) == [2, 3, 4, 5]
 
 
 def test_a_long_unique_key_adds_no_column_to_rows(tables: Tables) -> None:

@@ -151,7 +151,9 @@ class Follower:
                 self._says(item)
             elif isinstance(item, Prepares):
                 self._refuse_prepared()
-            item = self._stream.next(0) if time.monotonic() < turn else None
+            # A statement may have a table copied anew: what it did comes first, with the end of its transaction.
+            goes_on = isinstance(item, Says) or time.monotonic() < turn
+            item = self._stream.next(0) if goes_on else None
         yield from self._flush()
         yield from self._tell()
 

@@ -35,7 +35,7 @@ _SORTED = frozenset(
 )  # fmt: skip
 _BYTES = frozenset({"binary", "varbinary"})
 _CASTS = {
-    "decimal": "DECIMAL(65,30)", "date": "DATE", "datetime": "DATETIME(6)", "timestamp": "DATETIME(6)",
+    "date": "DATE", "datetime": "DATETIME(6)", "timestamp": "DATETIME(6)",
     "time": "TIME(6)", "uuid": "UUID", "inet4": "INET4", "inet6": "INET6",
 }  # fmt: skip
 _MOST = 200
@@ -115,6 +115,8 @@ class KeyOrder:
     def _cast(self, column: Column) -> str:
         if column.charset is not None:
             return f"(CONVERT(%s USING {column.charset}) COLLATE {self._collations[column.name]})"
+        if column.type == "decimal":
+            return f"CAST(%s AS {column.native.removesuffix(' unsigned')})"
         return f"CAST(%s AS {_CASTS[column.type]})" if column.type in _CASTS else "%s"
 
 
