@@ -508,6 +508,42 @@ def test_a_first_start_that_another_was_faster_with_does_not_begin_anew(broker: 
     scenario(broker, test, "overtaken")
 
 
+def test_a_checkpoint_whose_last_append_was_in_doubt_is_found_after_a_crash_at_any_step(broker: str) -> None:
+    class Doubting(AsyncClient):
+        """The append that makes a checkpoint count gets lost; when it is made again, the process dies behind it."""
+
+        tries = 0
+
+        async def append(self, journal: str, content: Any, **options: Any) -> Appended:
+            union = options.get("union")
+            if union is None or not any(label.name == checkpoints.CATALOGUE for label in union.labels):
+                return await super().append(journal, content, **options)
+            self.tries += 1
+            if self.tries == 1:
+                raise TimedOutError("it got lost")
+            await super().append(journal, content, **options)
+            landed.set()
+            await asyncio.Event().wait()
+            raise AssertionError("never")
+
+    landed = asyncio.Event()
+
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, options) as first:
+            await first.until(lambda: "record 0" in first.lb.seen)
+            first.add(3)
+            await first.until(lambda: first.app.state["sum"] == 3)
+        client = Doubting(broker)
+        async with client, instance(Place(client, None), options):
+            async with asyncio.timeout(60):
+                await landed.wait()
+        async with instance(place, options) as last:
+            await last.until(lambda: is_primary(last))
+            assert last.app.state["sum"] == 3
+
+    scenario(broker, test, "doubting")
+
+
 def test_secondaries_follow_and_one_takes_over_without_a_checkpoint(broker: str) -> None:
     async def test(place: Place, options: Options) -> None:
         options = replace(options, active=True, trigger=1)

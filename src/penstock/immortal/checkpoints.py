@@ -26,6 +26,7 @@ from penstock.immortal.journals import Again, Fenced, claim, journal_name, regis
 from penstock.immortal.state import StateHead
 from penstock.journal import labels
 from penstock.journal.client import AsyncClient, FencedError
+from penstock.journal.protocol import LabelSet
 
 _FRAME = struct.Struct("<IB")
 CLAIM, BEGIN, DATA, END = b"CBDE"
@@ -189,14 +190,17 @@ class Writer:
         kept = Catalogue([*self._there.entries, entry][-keep:])
         frame = _frame(END, msgspec.json.encode(kept))
         size = sum(map(len, frame))
-        # The claim of a renewal may stand before the frame, so its place is not known before it has landed;
-        # hence a check that it is where the register says.
+        expected = 0
+
+        def place(begin: int) -> LabelSet:
+            nonlocal expected
+            expected = begin
+            return labels.label_set({CATALOGUE: f"{begin}-{begin + size}"})
+
         while True:
-            place = self._fenced.end
-            union = labels.label_set({CATALOGUE: f"{place}-{place + size}"})
             with step("immortal-checkpoint-commit"):
-                landed, _ = await self._fenced.append(frame, union)
-            if landed == place:
+                landed, _ = await self._fenced.append(frame, place)
+            if landed == expected:  # or else somebody appends without a claim
                 return entry, kept
 
 

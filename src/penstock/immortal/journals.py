@@ -186,12 +186,19 @@ class Fenced:
     def owner(self) -> str:
         return self._own.owner
 
-    async def append(self, content: Sequence[Buffer], union: LabelSet | None = None) -> tuple[int, int]:
-        """Where it landed. `FencedError` if another owner was faster: then nothing of it is in the journal."""
+    async def append(
+        self, content: Sequence[Buffer], union: Callable[[int], LabelSet] | None = None
+    ) -> tuple[int, int]:
+        """Where it landed. `FencedError` if another owner was faster: then nothing of it is in the journal.
+
+        `union` says what becomes of the registers, given the place that it is to land at: after doubt that is another
+        one, behind our new claim.
+        """
         while True:
+            changed = union(self.end) if union is not None else None
             try:
                 landed = await self._client.append(
-                    self._own.journal, content, check=self._own.check, union=union, timeout=OUTAGE
+                    self._own.journal, content, check=self._own.check, union=changed, timeout=OUTAGE
                 )
             except RegisterMismatchError as error:
                 raise self._own.fenced(error.registers) from None
