@@ -18,8 +18,9 @@ import msgspec
 from penstock.base.errors import UsageError, did_you_mean
 from penstock.immortal import checkpoints, journals
 from penstock.immortal.checkpoints import Entry
-from penstock.journal.client import AsyncClient
+from penstock.journal.client import AsyncClient, BytesGoneError, JournalError
 from penstock.journal.client.fencing import epoch_of
+from penstock.journal.protocol import Status
 
 REWRITE = 256 << 10
 
@@ -89,9 +90,7 @@ class About(msgspec.Struct):
 
     def hear(self, said: Said) -> None:
         if isinstance(said, Registration):
-            known = self.registrations.get(said.replica)
-            if known is None or said.at >= known.at:
-                self.registrations = {**self.registrations, said.replica: said}
+            self.registrations = {**self.registrations, said.replica: said}
         elif isinstance(said, Pace):
             if self.pace is None or (said.epoch, said.at) >= (self.pace.epoch, self.pace.at):
                 self.pace = said
@@ -140,14 +139,34 @@ class Description(msgspec.Struct, frozen=True):
 
 async def read(client: AsyncClient, instance: str) -> About:
     """What holds now about an instance that is there."""
-    journal = journals.journal_name(instance, "about")
+    return (await _read(client, journals.journal_name(instance, "about")))[0]
+
+
+async def _read(client: AsyncClient, journal: str) -> tuple[About, int]:
+    """What holds, and the end of what was read."""
+    content, head = await _content(client, journal)
     about = About()
-    head = await client.head(journal)
-    begin = await client.begin(journal)
-    if begin < head:
-        for line in (await client.read_bytes(journal, begin, head)).splitlines():
-            about.hear(_said.decode(line))
-    return about
+    for line in content.splitlines():
+        about.hear(_said.decode(line))
+    return about, head
+
+
+async def _content(client: AsyncClient, journal: str) -> tuple[bytes, int]:
+    """All of the journal, and its end; once more if it was trimmed meanwhile."""
+    while True:
+        head = await client.head(journal)
+        begin = await client.begin(journal)
+        if begin >= head:
+            return b"", head
+        try:
+            content = await client.read_bytes(journal, begin, head)
+            if len(content) == head - begin:
+                return content, head
+            gone = BytesGoneError(f"journal {journal}: bytes between {begin} and {head} are gone")
+        except BytesGoneError as error:
+            gone = error
+        if await client.begin(journal) == begin:
+            raise gone
 
 
 async def say(client: AsyncClient, instance: str, said: Said) -> None:
@@ -155,12 +174,13 @@ async def say(client: AsyncClient, instance: str, said: Said) -> None:
     journal = journals.journal_name(instance, "about")
     landed = await client.append(journal, [msgspec.json.encode(said), b"\n"])
     if landed.end - await client.begin(journal) > REWRITE:
-        await _rewrite(client, instance, journal)
+        await _rewrite(client, journal)
 
 
-async def _rewrite(client: AsyncClient, instance: str, journal: str) -> None:
+async def _rewrite(client: AsyncClient, journal: str) -> None:
+    """Say what holds once more, unless somebody says something meanwhile: that is to stay the last word."""
     rolled = await client.roll(journal)
-    about = await read(client, instance)
+    about, head = await _read(client, journal)
     everything: list[Said] = [*about.registrations.values()]
     if about.serving is not None:
         everything.append(about.serving)
@@ -168,7 +188,13 @@ async def _rewrite(client: AsyncClient, instance: str, journal: str) -> None:
         everything.append(about.pace)
     if about.shown is not None:
         everything.append(about.shown)
-    await client.append(journal, b"".join(msgspec.json.encode(said) + b"\n" for said in everything))
+    lines = b"".join(msgspec.json.encode(said) + b"\n" for said in everything)
+    try:
+        await client.append(journal, lines, offset=head)
+    except JournalError as error:
+        if error.status != Status.WRONG_APPEND_OFFSET:
+            raise
+        return  # who says the next word tries it again
     await client.trim(journal, rolled.offset)
 
 
