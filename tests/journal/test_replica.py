@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from penstock.base.errors import PenstockError
+from penstock.journal import localspool
 from penstock.journal.append import AppendStreamError
 from penstock.journal.batches import QUIET
 from penstock.journal.broker import BrokerOptions
@@ -335,6 +336,43 @@ def test_what_was_pipelined_behind_a_commit_that_was_given_up_is_not_tried(tmp_p
             answered = [result async for batch in _until(results, 2) for result in batch.results]
             assert ["given up" in result.error for result in answered] == [True, True]
             assert await content(broker) == b"0000"
+            batches.put_nowait(None)
+            assert await append(broker, b"4444") == (4, 8)
+            assert await content(broker) == b"00004444"
+
+    in_loop(test)
+
+
+def test_an_append_that_was_given_up_is_not_acknowledged_however_late_its_answer_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        batches: asyncio.Queue[AppendBatch | None] = asyncio.Queue()
+
+        async def sent() -> AsyncIterator[AppendBatch]:
+            while (batch := await batches.get()) is not None:
+                yield batch
+
+        def send(content: bytes) -> None:
+            batches.put_nowait(AppendBatch(appends=[AppendRequest(journal=JOURNAL, content=content)]))
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        async with opened(tmp_path / "data") as broker:
+            results = broker.appends(sent(), CLAIMS)
+            send(b"0000")
+            assert (await anext(results)).results[0].response.commit.end == 4
+            with monkeypatch.context() as patched:
+                patched.setattr(localspool, "_commit", full)
+                send(b"1111")
+                await until(lambda: replica(broker).local._failure is not None)
+                for _ in range(localspool._REMEMBERED + 6):
+                    with pytest.raises(JournalFailedError, match="the sync failed"):
+                        await append(broker, b"others")
+            [late] = (await anext(results)).results
+            assert "given up" in late.error
+            assert late.in_doubt
             batches.put_nowait(None)
             assert await append(broker, b"4444") == (4, 8)
             assert await content(broker) == b"00004444"

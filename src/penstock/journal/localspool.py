@@ -77,6 +77,7 @@ class LocalSpool(SpoolFiles):
         "_flushing",
         "_lost",
         "_shop",
+        "_unsure",
         "_waiting",
         "epoch",
         "era",
@@ -108,7 +109,8 @@ class LocalSpool(SpoolFiles):
         self._adopted = 0
         self._durable = 0
         self._lost: list[range] = []
-        """Tickets of commits that failed and were given up."""
+        """Tickets of commits that failed and were given up: the last ones. Of those below `_unsure` it is not known."""
+        self._unsure = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._flushing = False
         self._epoch_written = self.epoch
@@ -177,7 +179,8 @@ class LocalSpool(SpoolFiles):
         else:
             self.spool = Spool(fragment, registers, self)
         self._lost.append(range(self._durable + 1, self._adopted + 1))
-        del self._lost[:-_REMEMBERED]
+        if len(self._lost) > _REMEMBERED:
+            self._unsure = self._lost.pop(0).stop
         self.era += 1
         self._adopted += 1
         self._durable = self._adopted
@@ -279,7 +282,7 @@ class LocalSpool(SpoolFiles):
 
     async def durable(self, ticket: int | None = None) -> None:
         """Wait until the adopted commit of this ticket (by default: all there are) is on stable storage."""
-        if ticket is not None and any(ticket in lost for lost in self._lost):
+        if ticket is not None and (ticket < self._unsure or any(ticket in lost for lost in self._lost)):
             raise JournalFailedError(f"{self.journal}: the sync failed, and the append was given up")
         ticket = self._adopted if ticket is None else ticket
         if ticket <= self._durable:
