@@ -34,6 +34,7 @@ from .brokers import (
     HookedDisk,
     Streaming,
     append,
+    applied,
     content,
     create,
     delete,
@@ -400,6 +401,21 @@ def test_a_fragment_that_is_stored_while_the_store_is_listed_twice_at_once_stays
             slow.set()
             await asyncio.gather(first, second)
             assert await content(broker) == b"a" * 1200 + b"b"
+
+    in_loop(test)
+
+
+def test_who_lets_a_journal_without_a_store_go_does_not_wait_for_it_to_be_stored(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with opened(tmp_path / "data") as broker:
+            spec = journal_spec("no/store", 1024, {})
+            del spec.fragment.stores[:]
+            await applied(broker, ApplyRequest.Change(expect_mod_revision=-1, upsert=spec))
+            for _ in range(2):
+                await append(broker, b"a" * 1200, "no/store")
+            assert len(replica(broker, "no/store")._persisting) == 1
+            async with asyncio.timeout(10):
+                await replica(broker, "no/store").persisted()
 
     in_loop(test)
 

@@ -96,6 +96,11 @@ class Stored:
         """Whether the store is another cluster's, to be read and never to be written."""
         return self.spec.flags == _O_RDONLY
 
+    @property
+    def _has_store(self) -> bool:
+        """Whether there is one that we may write to."""
+        return not self.read_only and bool(self.spec.fragment.stores)
+
     def now_seconds(self) -> int:
         return self._with.shop.now() // 1_000_000
 
@@ -310,9 +315,9 @@ class Stored:
 
     async def persisted(self) -> None:
         """Wait until everything that was complete is in the store: for a broker that leaves, so nobody waits longer
-        than the store takes."""
+        than the store takes. Where there is none, it stays on the disk."""
         self._in_a_hurry().set()
-        while self._persisting:
+        while self._persisting and self._has_store:
             await asyncio.wait(tuple(self._persisting))
 
     async def _discard_trimmed(self, place: InStore) -> None:
@@ -323,7 +328,7 @@ class Stored:
     async def _put(self, file: SpoolFile) -> tuple[Fragment, InStore] | None:
         """One attempt, by the spec of now; None if there is no store that we may write to."""
         spec = self.spec
-        if self.read_only or not spec.fragment.stores:
+        if not self._has_store:
             return None
         url = spec.fragment.stores[0]
         store = self._with.stores.get(url)
