@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -56,6 +58,24 @@ def test_what_is_listed_is_made_durable_before_it_is_told(root: Path) -> None:
     assert next(listing).path == "date=1/part.raw"
     synced = {path for step, path in disk.taken if step == "sync_dir"}
     assert synced == {root / path for path in ("foo/bar/date=1", "foo/bar", "foo", "")}
+
+
+@pytest.mark.parametrize("unread", ["foo/bar", "foo/bar/date=1"])
+def test_a_directory_that_cannot_be_read_is_not_taken_for_an_empty_one(
+    root: Path, monkeypatch: pytest.MonkeyPatch, unread: str
+) -> None:
+    store = FileStore("file:///", root, Disk())
+    store.put(PATH, [b"x"])
+    scandir = os.scandir
+
+    def failing(path: Path) -> object:
+        if Path(path) == root / unread:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        list(store.list("foo/bar"))
 
 
 def test_a_removal_is_durable_even_if_an_earlier_one_was_not(root: Path) -> None:
