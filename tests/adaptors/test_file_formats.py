@@ -463,6 +463,30 @@ def test_a_file_that_is_still_written_is_not_taken(folder: Path) -> None:
     assert watching.found[30:] == [b'{"grows":%d}' % n for n in range(8)]
 
 
+def test_a_file_that_is_still_written_is_not_passed_over_for_a_newer_one_that_is_whole(folder: Path) -> None:
+    """One that is renamed into place is whole at once; what is known by its time must not cover the older one."""
+    watching = Watching(folder, settle=0.5)
+    watching.wait(30)
+    whole = folder / ".aside"
+    whole.write_bytes(b'{"whole":1}\n')
+    os.utime(whole, (1_000_000_000, 1_000_000_000))
+    (folder / "in-place.jsonl").write_bytes(b'{"written":1}\n')
+    time.sleep(0.05)
+    whole.rename(folder / "whole.jsonl")
+    watching.wait(32)
+    watching.end()
+    assert sorted(watching.found[30:]) == [b'{"whole":1}', b'{"written":1}']
+
+
+def test_a_file_of_the_future_is_read_now(folder: Path) -> None:
+    watching = Watching(folder, settle=0.1)
+    watching.wait(30)
+    (folder / "future.jsonl").write_bytes(b'{"future":1}\n')
+    os.utime(folder / "future.jsonl", (4_000_000_000, 4_000_000_000))
+    watching.wait(31)
+    watching.end()
+
+
 @pytest.mark.usefixtures("small_batches")
 def test_a_file_that_changed_while_it_was_read_is_an_error_by_name(folder: Path) -> None:
     log = Log()

@@ -3,6 +3,10 @@
 A file counts as whole if it was not written to for `settle` seconds, so one that was written aside and is renamed into
 place is taken soon, and one that is written in place a little after it is done. Names that begin with `.` or `_`, and
 those that end in `.tmp` or `.partial`, belong to writers that are not done.
+
+What was read is known by times (`formats.ledger`): a file that shows up later than a newer one would be taken for read.
+So none is told before those that are older, as long as one of them is still being written; nor one that came while the
+names were being listed, since an older one may have come to where the listing had been.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from penstock.adaptors.formats.ledger import Entry
 from penstock.base.errors import UsageError
 
 _UNFINISHED = (".tmp", ".partial")
+_TICK = 20_000
+"""Microseconds by which the clock that files get their times from may be behind."""
 
 
 def is_pattern(path: str) -> bool:
@@ -43,9 +49,14 @@ class LocalFolder(Folder):
     def entries(self, *, settled: bool) -> Sequence[Entry]:
         if not self._top.is_dir():
             raise UsageError(f"cannot read {self._top}: there is no such directory")
+        now = time.time_ns() // 1000
         with telling(f"cannot list {self.where}"):
-            found = [self._entry(path, settled=settled) for path in self._paths()]
-        return [entry for entry in found if entry is not None]
+            found = [entry for path in self._paths() if (entry := self._entry(path)) is not None]
+        if not settled:
+            return [entry for entry, _ in found]
+        unsettled = (entry.time for entry, written in found if now - written < self._settle * 1_000_000)
+        edge = min(unsettled, default=now)
+        return [entry for entry, _ in found if entry.time < min(edge, now - _TICK)]
 
     @contextmanager
     def opened(self, entry: Entry) -> Iterator[Content]:
@@ -65,7 +76,8 @@ class LocalFolder(Folder):
         except OSError as error:
             raise os_error(f"cannot read {self._top}", error) from None
 
-    def _entry(self, path: str, *, settled: bool) -> Entry | None:
+    def _entry(self, path: str) -> tuple[Entry, int] | None:
+        """A file that is there, and when it was written to; in microseconds."""
         name = os.path.relpath(path, self._top)
         last = name.rpartition("/")[2]
         if last.startswith((".", "_")) or last.endswith(_UNFINISHED):
@@ -76,10 +88,10 @@ class LocalFolder(Folder):
             return None  # between listing and asking
         if not stat.S_ISREG(found.st_mode):
             return None
-        if settled and time.time() - found.st_mtime < self._settle:
-            return None
-        # The time of the last change of name or content: a file that was renamed into place came then.
-        return Entry(name, found.st_ctime_ns // 1000, found.st_size, _tag(found))
+        # The time of the last change of name or content: a file that was renamed into place came then. That of the
+        # content alone may have been set, to one in the future also.
+        came, written = found.st_ctime_ns // 1000, found.st_mtime_ns // 1000
+        return Entry(name, came, found.st_size, _tag(found)), min(came, written)
 
 
 def _tag(found: os.stat_result) -> str:
