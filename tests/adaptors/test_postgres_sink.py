@@ -168,6 +168,45 @@ def test_keys_move_and_rows_keep_what_no_message_sets(shop: Shop, key: str) -> N
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "key", ["PRIMARY KEY", "PRIMARY KEY DEFERRABLE", "GENERATED ALWAYS AS IDENTITY PRIMARY KEY"]
+)
+def test_a_row_whose_key_is_only_written_differently_stays_and_so_do_those_that_refer_to_it(
+    shop: Shop, key: str
+) -> None:
+    type = "int" if "IDENTITY" in key else "numeric"
+    referring = "" if "DEFERRABLE" in key else "REFERENCES orders ON DELETE CASCADE ON UPDATE CASCADE"
+    shop.tables(f"CREATE TABLE orders (id {type} {key}, total int, extra text)",
+                f"CREATE TABLE lines (id int PRIMARY KEY, of {type} {referring})")  # fmt: skip
+    writer = shop.writer()
+    writer.write(sent("shop.orders", '{"id":1.0,"total":1}'), sent("shop.lines", '{"id":1,"of":1.0}'))
+    shop.tables("UPDATE orders SET extra = 'kept'")
+    writer.write(sent("shop.orders", '{"id":1.00,"total":2}', Op.UPDATE, old='{"id":1.0}'))
+    assert shop.rows("id::int, total, extra FROM orders") == [(1, 2, "kept")]
+    assert shop.rows("id FROM lines") == [(1,)]
+
+
+@pytest.mark.parametrize("key", ["PRIMARY KEY", "PRIMARY KEY DEFERRABLE"])
+def test_an_identity_beside_the_key_is_written_as_it_comes_though_no_update_may_set_it(
+    shop: Shop, key: str
+) -> None:
+    shop.tables(
+        f"CREATE TABLE orders (id int {key}, seq int GENERATED ALWAYS AS IDENTITY, total int, extra text)"
+    )
+    writer = shop.writer()
+    writer.write(*(order(id, seq=10 + id, total=1) for id in range(1, 6)))
+    shop.tables("UPDATE orders SET extra = 'row ' || id")
+    writer.write(order(1, Op.UPDATE, seq=11, total=2), order(2, Op.DELETE), order(2, seq=22, total=3))
+    writer.write(
+        sent("shop.orders", '{"id":6,"seq":13,"total":4}', Op.UPDATE, old='{"id":3}'),
+        sent("shop.orders", '{"id":7,"seq":24,"total":5}', Op.UPDATE, old='{"id":4}'),
+        sent("shop.orders", '{"id":5,"seq":25,"total":6}', Op.UPDATE, old='{"id":50}'),
+    )
+    assert shop.rows("* FROM orders ORDER BY id") == [
+        (1, 11, 2, "row 1"), (2, 22, 3, None), (5, 25, 6, None), (6, 13, 4, "row 3"), (7, 24, 5, None),
+    ]  # fmt: skip
+
+
 def test_a_table_with_a_trigger_sees_each_change_in_order(shop: Shop) -> None:
     shop.tables(
         ORDERS,

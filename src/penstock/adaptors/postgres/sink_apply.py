@@ -252,7 +252,13 @@ def upsert(table: Table, shape: Sequence[str], rows: str, condition: str = "") -
     """Write rows under their keys, in the order of `n`; no key may occur twice."""
     if not table.key:
         return [_insert(table, shape, rows, tail=" ORDER BY s.n")]
-    sets = [table.column(name) for name in shape if name not in table.key]
+    return [*_replaced(table, shape, rows, "c"), *_written(table, shape, rows, condition)]
+
+
+def _written(table: Table, shape: Sequence[str], rows: str, condition: str = "") -> list[str]:
+    sets = [
+        column for column in map(table.column, shape) if column.name not in table.key and not column.always
+    ]
     if table.deferrable_key:  # which ON CONFLICT does not take
         there = f" WHERE NOT EXISTS (SELECT FROM {table.name.sql} t WHERE {_same(table)})"
         return [*_update(table, shape, rows, "c"), _insert(table, shape, rows, there, " ORDER BY s.n")]
@@ -262,9 +268,22 @@ def upsert(table: Table, shape: Sequence[str], rows: str, condition: str = "") -
     return [_insert(table, shape, rows, condition, f" ORDER BY s.n ON CONFLICT ({key}) {action}")]
 
 
+def _replaced(table: Table, shape: Sequence[str], rows: str, by: str) -> list[str]:
+    """Rows go that have another value in a column that no update may set: they are written anew."""
+    fixed = [column for column in map(table.column, shape) if column.always and column.name not in table.key]
+    if not fixed:
+        return []
+    differ = " OR ".join(f"t.{quoted(column.name)} IS DISTINCT FROM s.c{column.number}" for column in fixed)
+    return [f"DELETE FROM {table.name.sql} t USING {rows} s WHERE {_same(table, by)} AND ({differ})"]
+
+
 def _update(table: Table, shape: Sequence[str], rows: str, by: str) -> list[str]:
     """Set fields of rows that are there: under their key, or, by `o`, under the one that they had."""
-    names = [name for name in shape if by == "o" or name not in table.key]
+    names = [
+        name
+        for name in shape
+        if (name not in table.key and not table.column(name).always) or (name in table.key and by == "o")
+    ]
     if not names:
         return []
     sets = ", ".join(f"{quoted(name)} = s.c{table.column(name).number}" for name in names)
@@ -279,16 +298,20 @@ def _move(table: Table, shape: Sequence[str], rows: str) -> list[str]:
     """A row takes its other columns along, and the place of what is under its new key; see `changes`."""
     name = table.name.sql
     old_is_there = f"EXISTS (SELECT FROM {name} o WHERE {_same(table, 'o', 'o')})"
-    gone = f"DELETE FROM {name} t USING {rows} s WHERE {_same(table)} AND {old_is_there}"
+    # Keys may be written differently and be the same, 1.0 and 1.00: then the row is not in its own way.
+    gone = f"DELETE FROM {name} t USING {rows} s WHERE {_same(table)} AND NOT ({_same(table, 'o')}) AND {old_is_there}"
     if any(column.always for column in table.key_columns):  # such a key cannot be updated
-        return [f"DELETE FROM {name} t USING {rows} s WHERE {_same(table, 'o')}", *upsert(table, shape, rows)]
+        old = f"DELETE FROM {name} t USING {rows} s WHERE {_same(table, 'o')} AND NOT ({_same(table)})"
+        return [old, *upsert(table, shape, rows)]
+    replaced = _replaced(table, shape, rows, "c"), _replaced(table, shape, rows, "o")
     (moved,) = _update(table, shape, rows, "o")
     if table.deferrable_key:
         there = f" WHERE NOT EXISTS (SELECT FROM {name} t WHERE {_same(table)})"
-        return [gone, moved, *_update(table, shape, rows, "c"), _insert(table, shape, rows, there)]
+        written = [*_update(table, shape, rows, "c"), _insert(table, shape, rows, there)]
+        return [*replaced[0], gone, *replaced[1], moved, *written]
     not_moved = " WHERE NOT EXISTS (SELECT FROM moved)"
-    (written,) = upsert(table, shape, rows, not_moved)
-    return [gone, f"WITH moved AS ({moved} RETURNING 1) {written}"]
+    (upserted,) = _written(table, shape, rows, not_moved)
+    return [*replaced[0], gone, *replaced[1], f"WITH moved AS ({moved} RETURNING 1) {upserted}"]
 
 
 def _same(table: Table, by: str = "c", alias: str = "t") -> str:
