@@ -158,6 +158,49 @@ def test_a_partitioned_table_without_a_key_is_copied_by_its_partitions(shop: Sho
     assert shop.log.batches > 5
 
 
+def test_a_table_that_others_inherit_from_has_its_own_rows_and_theirs_can_still_be_changed(
+    shop: Shop,
+) -> None:
+    """The stream has the rows of each under its own name; and publishing one that has no key would stop its owner."""
+    shop.sql("CREATE TABLE things (id int PRIMARY KEY, v text)", "CREATE TABLE boxes () INHERITS (things)",
+             "INSERT INTO things VALUES (1, 'thing')", "INSERT INTO boxes VALUES (1, 'box'), (2, 'box')")  # fmt: skip
+    with shop.reading(accept=lambda ns: ns != "public.boxes") as reading:
+        shop.complete(reading, "public.things", "public.mark")
+        shop.sql(
+            "UPDATE boxes SET v = 'large box' WHERE id = 2", "UPDATE things SET v = 'moved' WHERE id = 1"
+        )
+        assert reading.until(lambda: len(shop.messages("public.things")) > 1, PATIENCE)
+    assert shop.rows("public.things") == {b'{"id":1}': b'{"id":1,"v":"moved"}'}
+
+
+def test_a_key_that_the_server_computes_is_not_in_the_stream_and_so_none(shop: Shop) -> None:
+    shop.sql("CREATE TABLE twice (a int, b int GENERATED ALWAYS AS (a * 2) STORED PRIMARY KEY)",
+             "INSERT INTO twice VALUES (1)")  # fmt: skip
+    with shop.reading(tail=False) as reading:
+        reading.to_the_end(PATIENCE)
+    assert [(message.data, message.key) for message in shop.messages("public.twice")] == [(b'{"a":1}', None)]
+    shop.log = Log()
+    with shop.reading() as reading, pytest.raises(UsageError, match=r"public\.twice cannot be followed"):
+        reading.step(PATIENCE)
+
+
+def test_a_column_that_is_added_while_the_slot_is_being_made_is_copied(shop: Shop) -> None:
+    """The server makes a slot when all transactions of the time are over, which may be long after the first look."""
+    shop.sql("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    with psycopg.connect(shop.uri) as busy, shop.reading() as reading:
+        busy.execute("INSERT INTO mark VALUES (100)")
+        deadline = time.monotonic() + PATIENCE
+        while not shop.query(
+            "SELECT FROM pg_stat_activity WHERE query LIKE 'CREATE_REPLICATION%' AND wait_event_type = 'Lock'"
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        shop.sql("ALTER TABLE t ADD COLUMN c int", "UPDATE t SET c = 7")
+        busy.commit()
+        shop.settle(reading)
+    assert shop.rows("public.t") == {b'{"id":1}': b'{"id":1,"c":7}'}
+
+
 def test_the_changes_of_a_transaction_keep_their_order_across_tables(shop: Shop) -> None:
     shop.sql("CREATE TABLE a (id int PRIMARY KEY)", "CREATE TABLE b (id int PRIMARY KEY REFERENCES a)")
     with shop.reading() as reading:

@@ -142,6 +142,16 @@ def test_a_position_of_another_server_is_told(shop: Shop) -> None:
     refused(shop, "was followed at another server")
 
 
+def test_a_server_that_was_set_back_is_told(shop: Shop) -> None:
+    """Its log goes another way from there on, and all of it up to what was read would be taken for known."""
+    followed(shop)
+    known = shop.log.resume()
+    ((end,),) = shop.query("SELECT (pg_current_wal_lsn() - '0/0'::pg_lsn)::bigint")
+    known["public.mark"].position["lsn"] = end + 10_000_000
+    shop.log.resume = lambda: known  # type: ignore[method-assign]
+    refused(shop, r"the server's log was set back to .*: changes of public\.mark")
+
+
 def test_the_slot_is_in_use_by_another_run(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_stream, "IN_USE_SECONDS", 0.3)
     with shop.reading() as reading:
@@ -223,6 +233,24 @@ def test_columns_that_a_publication_leaves_out_are_not_copied_either(shop: Shop)
         shop.settle(reading)
     assert [one.data for one in shop.messages("public.t")] == [b'{"id":1,"v":"v"}', b'{"id":2,"v":"w"}']
     assert len([ns for _, ns, _ in shop.log.schemas if ns == "public.t"]) == 1
+
+
+@pytest.mark.parametrize("kinds", ["insert", "insert, update, delete"])
+def test_a_publication_that_leaves_out_changes_is_not_followed(shop: Shop, kinds: str) -> None:
+    shop.sql(f"CREATE PUBLICATION part FOR TABLE mark WITH (publish = '{kinds}')")
+    with shop.reading(publication="part") as reading:
+        with pytest.raises(UsageError, match=r"'part' leaves out every .*truncate") as caught:
+            reading.step(PATIENCE)
+        assert caught.value.hint is not None
+    assert [finding.fix for finding in inspected(shop, publication="part") if finding.fatal] == [
+        caught.value.hint
+    ]
+    shop.sql(caught.value.hint)
+    with shop.reading(publication="part") as reading:
+        shop.settle(reading)
+        shop.sql("TRUNCATE mark")
+        shop.settle(reading)
+    assert len(shop.rows("public.mark")) == 1
 
 
 def test_gauges_copying_and_release(shop: Shop) -> None:
@@ -362,6 +390,44 @@ def test_a_copy_that_may_not_read_is_for_a_person(shop: Shop) -> None:
             reading.to_the_end(PATIENCE)
     finally:
         shop.server.execute("DROP ROLE poor")
+
+
+def test_a_copy_does_not_leave_out_rows_that_a_policy_hides(shop: Shop) -> None:
+    shop.server.execute("CREATE ROLE poor LOGIN PASSWORD 'guest-password'")
+    shop.sql("CREATE TABLE t (id int PRIMARY KEY, who text)", "INSERT INTO t VALUES (1, 'poor'), (2, 'rich')",
+             "ALTER TABLE t ENABLE ROW LEVEL SECURITY", "CREATE POLICY own ON t USING (who = current_user)",
+             "GRANT USAGE ON SCHEMA public TO poor", "GRANT SELECT ON t, mark TO poor")  # fmt: skip
+    try:
+        uri = shop.server.uri(shop.name, "poor", "guest-password")
+        with (
+            shop.reading(uri=uri, tail=False) as reading,
+            pytest.raises(UsageError, match="row-level security"),
+        ):
+            reading.to_the_end(PATIENCE)
+        (finding,) = (one for one in inspected(shop, "poor") if "policies" in one.what)
+        assert (finding.what, finding.fatal) == ("policies hide rows of public.t from poor", True)
+        assert finding.fix is not None
+        shop.sql(finding.fix)
+        with shop.reading(uri=uri, tail=False) as reading:
+            reading.to_the_end(PATIENCE)
+        assert len(shop.rows("public.t")) == 2
+    finally:
+        shop.sql("DROP OWNED BY poor", "DROP ROLE poor")
+
+
+def test_tables_that_would_be_one_namespace_are_refused_unless_both_are_left_out(shop: Shop) -> None:
+    shop.sql('CREATE TABLE "a.b" (id int PRIMARY KEY)', 'CREATE SCHEMA "public.a"',
+             'CREATE TABLE "public.a".b (id int PRIMARY KEY)')  # fmt: skip
+    try:
+        for tail in (False, True):
+            with (
+                shop.reading(tail=tail) as reading,
+                pytest.raises(UsageError, match=r"are both 'public\.a\.b'"),
+            ):
+                reading.step(PATIENCE)
+        shop.copied("public.mark", accept=lambda ns: ns == "public.mark")
+    finally:
+        shop.sql('DROP SCHEMA "public.a" CASCADE')
 
 
 def test_a_table_is_held_as_it_is_while_it_is_copied(shop: Shop) -> None:

@@ -180,7 +180,7 @@ def _current(connection: Connection, shape: Shape, keys: Sequence[Key]) -> dict[
     places = ", ".join(f"k{index}" for index in range(len(keyed)))
     matching = " AND ".join(f"r.{quoted(column.name)} = v.k{index}" for index, column in enumerate(keyed))
     rows = connection.execute(
-        f"SELECT v.i, {columns} FROM (VALUES {wanted}) v(i, {places}) JOIN {source.sql} r ON {matching}"
+        f"SELECT v.i, {columns} FROM (VALUES {wanted}) v(i, {places}) JOIN {source.own} r ON {matching}"
     ).fetchall()
     return {int(row[0]): [None if value is None else str(value) for value in row[1:]] for row in rows}
 

@@ -6,7 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from penstock.adaptors.base import Finding
 from penstock.adaptors.postgres.connection import Connection, quoted
-from penstock.adaptors.postgres.slot import Names, add_to_publication, create_publication, published, slot_of
+from penstock.adaptors.postgres.slot import (
+    Names,
+    add_to_publication,
+    create_publication,
+    publish_all,
+    published,
+    slot_of,
+    unpublished,
+)
 from penstock.adaptors.postgres.table import Table
 
 _LARGE = frozenset(
@@ -39,6 +47,12 @@ def _rights(tables: Sequence[Table], user: str) -> Iterator[Finding]:
             yield Finding(
                 f"{user} may not read {table.ns}",
                 f"GRANT SELECT ON {table.sql} TO {quoted(user)}",
+                fatal=True,
+            )
+        elif table.filtered:
+            yield Finding(
+                f"policies hide rows of {table.ns} from {user}",
+                f"ALTER ROLE {quoted(user)} BYPASSRLS",
                 fatal=True,
             )
 
@@ -123,6 +137,12 @@ def _publication(
     connection: Connection, names: Names, tables: Sequence[Table], user: str
 ) -> Iterator[Finding]:
     there = published(connection, names.publication)
+    if untold := unpublished(connection, names.publication):
+        yield Finding(
+            f"publication {names.publication} leaves out every {', '.join(untold)}",
+            publish_all(names.publication),
+            fatal=True,
+        )
     able = [table for table in tables if table.has_identity and not table.unlogged]
     missing = [table for table in able if there is None or table.ns not in there]
     if not missing:

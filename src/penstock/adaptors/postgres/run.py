@@ -28,6 +28,7 @@ from penstock.adaptors.postgres.slot import (
     Slot,
     check_slot,
     drop_slot,
+    end_of_log,
     publish,
     published,
     slot_of,
@@ -35,8 +36,8 @@ from penstock.adaptors.postgres.slot import (
 )
 from penstock.adaptors.postgres.snapshot import Range, Snapshot, filenodes, same_files
 from penstock.adaptors.postgres.stream import Stream
-from penstock.adaptors.postgres.table import Table, oids_of, tables_of
-from penstock.base.errors import UsageError
+from penstock.adaptors.postgres.table import Table, accepted_of, oids_of
+from penstock.base.errors import AwayError, UsageError
 from penstock.log.message import Resume
 from penstock.log.packing import Packed
 
@@ -116,7 +117,7 @@ class Run:
         for ns, table in self._tables.items():
             self._places[ns] = resumed(ns, self._resume.get(ns), self._fresh(table))
         slot = slot_of(self._connect(), self._names.slot)
-        check_slot(slot, self._names.slot, wanted_from(self._places))
+        check_slot(slot, self._names.slot, wanted_from(self._places), end_of_log(self._connect()))
         followed = [ns for ns, place in self._places.items() if place.state is State.FOLLOWED]
         publish(self._server, self._connect(), self._names, list(self._tables.values()), followed)
         self._limit_columns()
@@ -277,11 +278,20 @@ class Run:
         try:
             snapshot.hold(tables)
             same_files(files, filenodes(self._connect(), tables))
-            wanted = [self._wanted(table, snapshot) for table in tables]
+            wanted = [self._wanted(table, snapshot) for table in self._held(tables)]
             self._round = Round(self._copier, snapshot, wanted, self._wake)
         except BaseException:
             snapshot.close()
             raise
+
+    def _held(self, tables: Sequence[Table]) -> list[Table]:
+        """Tables that cannot change any more, as they are: the moment may have come long after the last look."""
+        self._tables = {**self._tables, **{table.ns: table for table in self._accepted()}}
+        self._limit_columns()
+        held = [self._tables[table.ns] for table in tables]
+        if any(now.oid != before.oid for now, before in zip(held, tables, strict=True)):
+            raise AwayError("a table was made anew while the moment of its copy was being fixed")
+        return held
 
     def _wanted(self, table: Table, snapshot: Snapshot) -> Wanted:
         place = self._places[table.ns]
@@ -319,7 +329,7 @@ class Run:
         return min((place.kept for place in self._places.values() if place.kept), default=0)
 
     def _accepted(self) -> list[Table]:
-        return [table for table in tables_of(self._connect()) if self._accept(table.ns)]
+        return accepted_of(self._connect(), self._accept)
 
     def _limit_columns(self) -> None:
         """A publication may leave out columns; then the copy does."""

@@ -12,9 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.adaptors.postgres.connection import Connection, Server, literal, quoted
-from penstock.adaptors.postgres.pgoutput import lsn_of
+from penstock.adaptors.postgres.pgoutput import lsn_of, lsn_text
 from penstock.adaptors.postgres.table import Table
 from penstock.base.errors import UsageError
+
+KINDS = ("insert", "update", "delete", "truncate")
+"""Of changes, as publications name them."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,14 @@ def system_of(connection: Connection) -> str:
     return str(_one(connection, "SELECT system_identifier::text FROM pg_control_system()")[0])
 
 
+def end_of_log(connection: Connection) -> int | None:
+    """Up to where the server has written its log; None for a standby, which may just not have it all yet."""
+    (found,) = _one(
+        connection, "SELECT CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_lsn()::text END"
+    )
+    return lsn_of(str(found)) if found is not None else None
+
+
 def slot_of(connection: Connection, name: str) -> Slot | None:
     found = connection.execute(
         "SELECT confirmed_flush_lsn::text, active, coalesce(wal_status, ''), plugin, database = current_database(), "
@@ -61,8 +72,12 @@ def slot_of(connection: Connection, name: str) -> Slot | None:
     return Slot(lsn_of(confirmed) if confirmed else 0, active, lost, plugin or "", bool(here))
 
 
-def check_slot(slot: Slot | None, name: str, wanted: Mapping[str, int]) -> None:
-    """Refuse to go on if the stream cannot have all that the namespaces in `wanted` miss, from their LSN on."""
+def check_slot(slot: Slot | None, name: str, wanted: Mapping[str, int], end: int | None = None) -> None:
+    """Refuse to go on if the stream cannot have all that the namespaces in `wanted` miss, from their LSN on.
+
+    `end` is that of the server's log, if known. One that ends before what was read from it is another one since: of a
+    server that was set back, or of a standby that took over and had not all of it.
+    """
     if slot is not None and (slot.plugin != "pgoutput" or not slot.here):
         raise UsageError(
             f"replication slot '{name}' belongs to another database or is not for pgoutput",
@@ -78,6 +93,9 @@ def check_slot(slot: Slot | None, name: str, wanted: Mapping[str, int]) -> None:
         behind = {ns: lsn for ns, lsn in wanted.items() if lsn < slot.confirmed}
         if behind:
             _refuse(f"replication slot '{name}'", "was moved on or made anew by somebody else", behind)
+        ahead = {ns: lsn for ns, lsn in wanted.items() if end is not None and lsn > end}
+        if ahead:
+            _refuse("the server's log", f"was set back to {lsn_text(end or 0)}, before what was read", ahead)
 
 
 def _refuse(thing: str, what: str, wanted: Mapping[str, int]) -> None:
@@ -117,13 +135,26 @@ def published(connection: Connection, publication: str) -> Mapping[str, Sequence
     return {f"{schema}.{name}": columns for schema, name, columns in found}
 
 
+def unpublished(connection: Connection, publication: str) -> list[str]:
+    """The kinds of changes that a publication does not tell of."""
+    found = connection.execute(
+        f"SELECT {', '.join(f'pub{kind}' for kind in KINDS)} FROM pg_publication WHERE pubname = %s",
+        [publication],
+    ).fetchone()
+    return [kind for kind, told in zip(KINDS, found, strict=True) if not told] if found else []
+
+
+def publish_all(name: str) -> str:
+    return f"ALTER PUBLICATION {quoted(name)} SET (publish = '{', '.join(KINDS)}')"
+
+
 def create_publication(name: str, tables: Sequence[Table]) -> str:
-    listed = f" FOR TABLE {', '.join(table.sql for table in tables)}" if tables else ""
+    listed = f" FOR TABLE {', '.join(table.own for table in tables)}" if tables else ""
     return f"CREATE PUBLICATION {quoted(name)}{listed} WITH (publish_via_partition_root = true)"
 
 
 def add_to_publication(name: str, tables: Sequence[Table]) -> str:
-    return f"ALTER PUBLICATION {quoted(name)} ADD TABLE {', '.join(table.sql for table in tables)}"
+    return f"ALTER PUBLICATION {quoted(name)} ADD TABLE {', '.join(table.own for table in tables)}"
 
 
 def publish(
@@ -153,6 +184,11 @@ def publish(
             + "; or leave them out with the source's namespace pattern",
         )
     there = published(connection, names.publication)
+    if untold := unpublished(connection, names.publication):
+        raise UsageError(
+            f"publication '{names.publication}' leaves out every {', '.join(untold)}",
+            hint=publish_all(names.publication),
+        )
     missing = [table for table in tables if there is None or table.ns not in there]
     if there is not None and not missing:
         return

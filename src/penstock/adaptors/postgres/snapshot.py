@@ -144,7 +144,7 @@ class Snapshot:
     def hold(self, tables: Sequence[Table]) -> None:
         """Keep the tables as they are while they are copied."""
         if tables:
-            self._query(f"LOCK TABLE {', '.join(table.sql for table in tables)} IN ACCESS SHARE MODE")
+            self._query(f"LOCK TABLE {', '.join(table.own for table in tables)} IN ACCESS SHARE MODE")
 
     def check(self, table: Table, where: str) -> None:
         """Refuse what is no condition on this table: by itself, and among the other terms of a query.
@@ -155,7 +155,7 @@ class Snapshot:
         for condition in (where, f"({where}\n) AND true"):
             try:
                 # Not by the simple protocol, which takes several statements.
-                self._keeper.execute(f"EXPLAIN SELECT 1 FROM {table.sql} WHERE {condition}", binary=True)
+                self._keeper.execute(f"EXPLAIN SELECT 1 FROM {table.own} WHERE {condition}", binary=True)
             except driver.Error as error:
                 raise UsageError(
                     f"the condition of the backfill of '{table.ns}' is not one: {where!r}: "
@@ -184,13 +184,13 @@ class Snapshot:
             terms = [] if after is None else [f"({key}) > ({key_tuple(table.keyed, after)})"]
             condition = f" WHERE {terms[0]}" if terms else ""
             found = self._query(
-                f"SELECT {printed} FROM {table.sql}{condition} ORDER BY {key} OFFSET {rows - 1} LIMIT 1"
+                f"SELECT {printed} FROM {table.own}{condition} ORDER BY {key} OFFSET {rows - 1} LIMIT 1"
             )
             if not found:
-                yield terms, None, True, table.sql
+                yield terms, None, True, table.own
                 return
             upto = tuple(str(part) for part in found[0])
-            yield [*terms, f"({key}) <= ({key_tuple(table.keyed, upto)})"], upto, False, table.sql
+            yield [*terms, f"({key}) <= ({key_tuple(table.keyed, upto)})"], upto, False, table.own
             after = upto
 
     def _by_page(self, table: Table) -> Iterator[tuple[list[str], Key | None, bool, str]]:
@@ -215,7 +215,7 @@ class Snapshot:
 
     def _rows(self, table: Table) -> int:
         """How many rows make a range, by the width of some of them and of all of them on average."""
-        sample = f"SELECT avg(octet_length(r::text)) FROM (SELECT * FROM {table.sql} LIMIT {SAMPLE}) r"
+        sample = f"SELECT avg(octet_length(r::text)) FROM (SELECT * FROM {table.own} LIMIT {SAMPLE}) r"
         widths = [float(self._query(sample)[0][0] or 1), table.bytes / table.rows if table.rows else 1.0]
         return max(1, min(MOST, int(self._server.range_bytes / max(widths))))
 

@@ -26,7 +26,7 @@ from penstock.adaptors.postgres.position import Copied, Known
 from penstock.adaptors.postgres.run import Run
 from penstock.adaptors.postgres.slot import Names, drop_publication, drop_slot, system_of
 from penstock.adaptors.postgres.snapshot import Range, Snapshot
-from penstock.adaptors.postgres.table import Table, tables_of
+from penstock.adaptors.postgres.table import Table, accepted_of, tables_of
 from penstock.log.message import Mode, Resume
 from penstock.log.packing import Packed
 
@@ -119,7 +119,7 @@ class Copies:
     def begun(self, accept: Callable[[str], bool], resume: Mapping[str, Resume]) -> Copies:
         with self._server.connect() as connection, self._server.telling("cannot read the catalog"):
             system = system_of(connection)
-            tables = [table for table in tables_of(connection) if accept(table.ns)]
+            tables = accepted_of(connection, accept)
         self._tables = {table.ns: table for table in tables if _is_open(resume.get(table.ns))}
         for ns, table in self._tables.items():
             self._places[ns] = _place(ns, resume.get(ns), Known(system, "", table.oid))

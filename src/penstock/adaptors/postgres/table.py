@@ -2,12 +2,13 @@
 
 A table's *key* is what names its rows in the stream of changes: the columns of the replica identity index if one was
 chosen, else those of the primary key. Columns that the server computes are left out, since the stream does not have
-them. A partitioned table is one table; its partitions are not listed.
+them. A partitioned table is one table; its partitions are not listed. A table that others inherit from has its own rows
+alone: theirs are in the stream under their own names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from penstock.adaptors.columns import textarrays as ta
 from penstock.adaptors.columns.textarrays import Piece
 from penstock.adaptors.postgres.connection import Connection, literal, quoted
 from penstock.adaptors.postgres.types import Type, UnreadableError
+from penstock.base.errors import UsageError
 from penstock.log.schema import Field, Kind, Schema
 
 if TYPE_CHECKING:
@@ -81,6 +83,9 @@ class Table:
     readable: bool = True
     usable: bool = True
     owner: str = ""
+    inherited: bool = False
+    filtered: bool = False
+    """Whether a policy hides some of its rows from who reads."""
 
     @property
     def ns(self) -> str:
@@ -89,6 +94,11 @@ class Table:
     @property
     def sql(self) -> str:
         return quoted(self.schema_name, self.name)
+
+    @property
+    def own(self) -> str:
+        """SQL for the table itself, without those that inherit from it."""
+        return f"ONLY {self.sql}" if self.inherited else self.sql
 
     @property
     def schema(self) -> Schema:
@@ -149,7 +159,7 @@ SELECT c.oid, n.nspname, c.relname, c.relkind = 'p', c.relreplident::text, c.rel
            SELECT coalesce(sum(pg_table_size(l.oid)), 0)
              FROM pg_class l WHERE l.relkind = 'r' AND l.oid IN (
                  SELECT c.oid UNION ALL SELECT relid FROM pg_partition_tree(c.oid) WHERE isleaf)
-       )
+       ), c.relkind = 'r' AND c.relhassubclass, row_security_active(c.oid)
 """
 
 _OURS = """
@@ -213,6 +223,8 @@ def tables_of(connection: Connection) -> list[Table]:
     primary: dict[int, list[str]] = {}
     chosen: dict[int, list[str]] = {}
     for oid, is_primary, is_identity, names in connection.execute(_KEYS, [oids]).fetchall():
+        if not set(names).isdisjoint(generated[oid]):
+            continue  # the stream does not have them: no row could be told by such a key
         if is_primary:
             primary[oid] = names
         if is_identity:
@@ -224,10 +236,25 @@ def tables_of(connection: Connection) -> list[Table]:
             oid=row[0], partitioned=row[3], identity="n" if row[4] == "i" and row[0] not in chosen else row[4],
             has_primary_key=row[0] in primary, unlogged=row[5], generated=generated[row[0]],
             rows=None if row[10] < 0 else int(row[10]), bytes=int(row[11]),
-            owned=row[6], readable=row[7], usable=row[8], owner=row[9],
+            owned=row[6], readable=row[7], usable=row[8], owner=row[9], inherited=row[12], filtered=row[13],
         )
         for row in about
     ]  # fmt: skip
+
+
+def accepted_of(connection: Connection, accept: Callable[[str], bool]) -> list[Table]:
+    """The tables whose namespaces are accepted. No two of them may have the same."""
+    found: dict[str, Table] = {}
+    for table in tables_of(connection):
+        if not accept(table.ns):
+            continue
+        if table.ns in found:
+            raise UsageError(
+                f"{found[table.ns].sql} and {table.sql} are both '{table.ns}': nobody could tell their rows apart",
+                hint="rename one of them, or leave both out with the source's namespace pattern",
+            )
+        found[table.ns] = table
+    return list(found.values())
 
 
 def _column(row: Sequence[Any], digits: int) -> Column:
