@@ -252,6 +252,8 @@ def test_no_two_keys_have_the_same_id() -> None:
         '{"id":1}', '{"id":"1"}', '{"id":"\\"1\\""}', '{"id":true}', '{"id":"true"}', '{"id":"x"}', '{"id":""}',
         '{"a":"x","b":"y"}', '{"a":"x,y","b":""}', '{"id":"[\\"x\\",\\"y\\"]"}', '{"id":null}',
         '{"id":{"$oid":"000000000000000000000000"}}', '{"id":"000000000000000000000000"}', '{"id":1.0}',
+        '{"id":0.12345678901234567890}', '{"id":0.12345678901234567891}', '{"id":1e400}', '{"id":1e401}',
+        '{"a":0.12345678901234567890,"b":1}', '{"a":0.12345678901234567891,"b":1}',
     ]  # fmt: skip
     assert len({id_of(key) for key in keys}) == len(keys)
 
@@ -260,6 +262,13 @@ def test_a_text_is_sent_as_it_is_if_it_can_be() -> None:
     assert body_of('{"a":1.50,"b":9007199254740993}') == b'{"a":1.50,"b":9007199254740993}'
     assert body_of('{\n"a":1.50}') == b'{"a":1.50}'
     assert body_of('{"a":{"$numberDouble":"2.5"},"b":1.50}') == b'{"a":2.5,"b":1.50}'
+    digits = '{"a":0.12345678901234567891,"b":12345678901234567890.5,"c":1.5}'
+    assert (
+        body_of(f'{{"in":{digits[:-1]},"d":{{"$numberDouble":"2.5"}}}}}}')
+        == f'{{"in":{digits[:-1]},"d":2.5}}}}'.encode()
+    )
+    with pytest.raises(ValuesError, match="without a name"):
+        body_of('{"a":[{"$literal":{"":1}}]}')
     with pytest.raises(ValuesError, match="NaN"):
         body_of('{"a":{"$numberDouble":"NaN"}}')
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,7 +38,16 @@ WRITES = frozenset({"insert", "update", "delete"})
 _TYPED = re.compile(r"[0-9a-fA-F]{24}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _FORBIDDEN = re.compile(r'[\\/*?"<>| ,#:\x00-\x1fA-Z]')
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_encode = msgspec.json.encode
+_encode = msgspec.json.Encoder(decimal_format="number").encode
+
+
+def _number(text: str) -> float | Decimal:
+    """A number of JSON, with all its digits."""
+    number = float(text)
+    return number if Decimal(repr(number)) == Decimal(text) else Decimal(text)
+
+
+_decode = msgspec.json.Decoder(float_hook=_number).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +137,14 @@ def _id(row: Row, log: str) -> str:
 
 def id_of(key: str) -> str:
     """The id of a document with this key."""
-    values = [_plain(msgspec.json.decode(raw)) for raw in _read(key).values()]
-    if len(values) != 1:
-        id = _encode([msgspec.json.decode(raw) for raw in _read(key).values()]).decode()
+    given = [_decode(raw) for raw in _read(key).values()]
+    if len(given) != 1:
+        id = _encode(given).decode()
     else:
-        id = values[0] if isinstance(values[0], str) else _encode(values[0]).decode()
-        given = msgspec.json.decode(next(iter(_read(key).values())))
-        if isinstance(given, str) and _could_be_other(given):
-            id = _encode(given).decode()
+        value = _plain(given[0])
+        id = value if isinstance(value, str) else _encode(value).decode()
+        if isinstance(given[0], str) and _could_be_other(given[0]):
+            id = _encode(given[0]).decode()
     if not 0 < len(id.encode()) <= LONGEST_ID:
         raise ValuesError(f"an id of {len(id.encode())} bytes, {LONGEST_ID} is the most")
     return id
@@ -170,7 +180,7 @@ def _field(raw: bytes) -> Any:
         if raw[:1] in b"{[":
             _refuse_nameless(msgspec.json.decode(raw))
         return msgspec.Raw(raw)
-    return _plain(msgspec.json.decode(raw, strict=True))
+    return _plain(_decode(raw))
 
 
 def _plain(tree: Any) -> Any:
@@ -181,11 +191,12 @@ def _plain(tree: Any) -> Any:
         return tree
     if extended.looks_extended(tree):
         if extended.is_literal(tree):
-            return {name: _plain(one) for name, one in tree[extended.LITERAL].items()}
-        name, content = next(iter(tree.items()))
-        writer = _FORMS.get(name)
-        if writer is not None and extended.read(tree) is not extended.NO_FORM:
-            return writer(content)
+            tree = tree[extended.LITERAL]
+        else:
+            name, content = next(iter(tree.items()))
+            writer = _FORMS.get(name)
+            if writer is not None and extended.read(tree) is not extended.NO_FORM:
+                return writer(content)
     if "" in tree:
         raise ValuesError("a field without a name, which the server does not take")
     return {name: _plain(one) for name, one in tree.items()}
