@@ -169,6 +169,24 @@ def test_foreign_keys_hold_at_the_end_of_a_batch(target: SqliteTarget, writer: W
     assert target.query("SELECT * FROM parent") == [(1,)]
 
 
+def test_a_row_whose_key_is_only_written_differently_stays_and_so_do_those_that_refer_to_it(
+    target: SqliteTarget, writer: Writer
+) -> None:
+    target.execute(
+        "CREATE TABLE words (word TEXT COLLATE NOCASE PRIMARY KEY NOT NULL, n INTEGER, extra TEXT)",
+        "CREATE TABLE uses (id INTEGER PRIMARY KEY, word TEXT COLLATE NOCASE "
+        "REFERENCES words ON DELETE CASCADE ON UPDATE CASCADE)",
+        "INSERT INTO words VALUES ('pump', 1, 'kept')",
+        "INSERT INTO uses VALUES (1, 'pump')",
+    )
+    moved = Message(
+        "words", b'{"word":"Pump","n":2}', Op.UPDATE, key=b'{"word":"Pump"}', old_key=b'{"word":"pump"}'
+    )
+    writer.write(moved)
+    assert target.query("SELECT * FROM words") == [("Pump", 2, "kept")]
+    assert target.query("SELECT id FROM uses") == [(1,)]
+
+
 def test_a_constraint_refuses_the_batch_and_nothing_of_it_is_visible(
     target: SqliteTarget, writer: Writer
 ) -> None:

@@ -365,8 +365,10 @@ def _move_row(connection: sqlite3.Connection, table: Table, change: Change) -> N
     name = quoted(table.target.name)
     by_key = " AND ".join(f"{quoted(column)} = ?" for column in table.target.key)
     new, old = change.key or (), change.old or ()
+    # By the collation of its column, a key may be written differently and be the same: the row is not in its own way.
     connection.execute(
-        f"DELETE FROM {name} WHERE {by_key} AND EXISTS (SELECT 1 FROM {name} WHERE {by_key})", [*new, *old]
+        f"DELETE FROM {name} WHERE {by_key} AND NOT ({by_key}) AND EXISTS (SELECT 1 FROM {name} WHERE {by_key})",
+        [*new, *old, *old],
     )
     sets = ", ".join(f"{quoted(field)} = ?" for field in change.fields)
     moved = connection.execute(f"UPDATE {name} SET {sets} WHERE {by_key}", [*change.values, *old]).rowcount
