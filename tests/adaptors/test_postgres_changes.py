@@ -328,6 +328,23 @@ def test_a_copy_that_crashes_at_every_range_leaves_what_the_table_has(shop: Shop
     assert rows_of(before.of("public.t")) == rows_of(final.of("public.t"))
 
 
+@pytest.mark.parametrize("tail", [False, True])
+@pytest.mark.parametrize("key", ["b", "b, a"])
+def test_a_copy_of_a_table_that_got_another_key_begins_anew(shop: Shop, tail: bool, key: str) -> None:
+    """What stands behind the last key in one order is not what does in another."""
+    shop.sql("CREATE TABLE t (a int PRIMARY KEY, b int NOT NULL, v text)",
+             "INSERT INTO t SELECT i, -i, repeat('x', 100) FROM generate_series(1, 1000) i")  # fmt: skip
+    with shop.reading(tail=tail) as reading:
+        while len(shop.messages("public.t")) < 300:
+            assert reading.step(PATIENCE) is not None
+    assert "public.t" not in shop.log.completed
+    shop.sql("ALTER TABLE t DROP CONSTRAINT t_pkey", f"ALTER TABLE t ADD PRIMARY KEY ({key})")
+    with shop.reading(tail=tail) as reading:
+        shop.complete(reading, "public.t")
+    copied = {msgspec.json.decode(message.data)["a"] for message in shop.messages("public.t")}
+    assert copied == set(range(1, 1001))
+
+
 def test_a_table_that_is_emptied_between_two_parts_of_its_copy_ends_up_right(shop: Shop) -> None:
     shop.sql(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",

@@ -50,7 +50,7 @@ class Place:
     def position(self) -> Position:
         """What the log is given."""
         if self.state is State.COPYING:
-            return self._with(copied=tuple(self.copied.stretches))
+            return self._with(copied=tuple(self.copied.stretches), key=self.known.key)
         self.kept = self.lsn
         matters = self.copied.stretches and self.lsn < self.copied.newest
         return self._with(
@@ -150,9 +150,9 @@ def resumed(ns: str, resume: Resume | None, fresh: Known) -> Place:
     before = Known.of(resume.before, ns) if resume.where is not None and resume.before else None
     if before is not None:
         _check(ns, before, fresh)
-    mine = (known.system, known.slot, known.table) == (fresh.system, fresh.slot, fresh.table)
-    # Ranges that were copied without this slot say nothing about what came after: begin anew.
-    copied = Copied(list(known.copied) if mine else [])
+    # Ranges that were copied without this slot say nothing about what came after, and those of another key do not say
+    # which rows they had: begin anew.
+    copied = Copied(list(known.copied) if known.copies_as(fresh) else [])
     kept = min(
         [stretch.lsn for stretch in copied.stretches] + ([before.lsn or 0] if before else []), default=0
     )

@@ -5,11 +5,12 @@
     {"lsn": 31}                                                                         followed, past all that
     {"lsn": 44, "done": 3}                                                              inside a transaction
 
-with the server's `system`, the `slot` and the number of the `table` beside. A *stretch* is a part of the table in the
-order of its key, up to and with `upto`, and the `lsn` of the snapshot it was copied under: exactly the transactions
-whose commit stands below are in it. A copy that was interrupted goes on under a new snapshot, hence several. A change
-is taken over if it is behind the snapshot of its row's stretch; `lsn` is the commit from which on any change is wanted
-at all, and of the transaction that stands right there the first `done` changes are logged.
+with the server's `system`, the `slot` and the number of the `table` beside, and the columns of the `key` as long as it
+is copied: by another key nobody could go on. A *stretch* is a part of the table in the order of its key, up to and with
+`upto`, and the `lsn` of the snapshot it was copied under: exactly the transactions whose commit stands below are in it.
+A copy that was interrupted goes on under a new snapshot, hence several. A change is taken over if it is behind the
+snapshot of its row's stretch; `lsn` is the commit from which on any change is wanted at all, and of the transaction
+that stands right there the first `done` changes are logged.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Known(msgspec.Struct, frozen=True, omit_defaults=True):
     lsn: int | None = None
     done: int = 0
     copied: tuple[Stretch, ...] = ()
+    key: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, position: Position, ns: str) -> Known:
@@ -53,6 +55,11 @@ class Known(msgspec.Struct, frozen=True, omit_defaults=True):
             raise CorruptError(
                 f"no position of a table: {error}", where=f"position of {ns}", position=0
             ) from None
+
+    def copies_as(self, fresh: Known) -> bool:
+        """Whether a copy that stands here goes on at a table as it is now: the same one, in the same order."""
+        same = (self.system, self.slot, self.table) == (fresh.system, fresh.slot, fresh.table)
+        return same and (not self.key or self.key == fresh.key)
 
     @property
     def written(self) -> Position:

@@ -124,7 +124,7 @@ class Run:
         self._copy([ns for ns, place in self._places.items() if place.state is State.COPYING], slot)
 
     def _fresh(self, table: Table) -> Known:
-        return Known(self._known.system, self._known.slot, table.oid)
+        return Known(self._known.system, self._known.slot, table.oid, key=tuple(table.key))
 
     def _step(self) -> Iterator[Batch]:
         """Do what is to do, and wait a little if there is nothing."""

@@ -17,6 +17,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from penstock.adaptors.base import Batch, Copying, CopyTask, Found, Inspection, Source
 from penstock.adaptors.postgres.connection import Server
 from penstock.adaptors.postgres.inspect import findings_of
@@ -122,7 +124,7 @@ class Copies:
             tables = accepted_of(connection, accept)
         self._tables = {table.ns: table for table in tables if _is_open(resume.get(table.ns))}
         for ns, table in self._tables.items():
-            self._places[ns] = _place(ns, resume.get(ns), Known(system, "", table.oid))
+            self._places[ns] = _place(ns, resume.get(ns), Known(system, "", table.oid, key=tuple(table.key)))
         return self
 
     def __enter__(self) -> Iterator[CopyTask]:
@@ -185,5 +187,5 @@ def _place(ns: str, resume: Resume | None, fresh: Known) -> Place:
         return Place(fresh)
     known = Known.of(resume.position, ns)
     before = Known.of(resume.before, ns) if resume.before else None
-    mine = (known.system, known.table) == (fresh.system, fresh.table)
-    return Place(fresh, copied=Copied(list(known.copied) if mine else []), where=resume.where, before=before)
+    copied = Copied(list(known.copied) if replace(known, slot="").copies_as(fresh) else [])
+    return Place(fresh, copied=copied, where=resume.where, before=before)
