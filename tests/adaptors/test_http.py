@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -283,6 +286,37 @@ def test_a_page_without_a_cursor_behind_it_is_taken_once_and_goes_on_where_it_en
     feed.put('{"id":3}')
     read(feed, log, cursor="page.nothing")
     assert [one.data for one in log.messages] == [b'{"id":1}', b'{"id":2}', b'{"id":3}']
+
+
+def test_a_cursor_that_moves_with_time_is_asked_every_while_and_not_without_end() -> None:
+    asked: list[str] = []
+
+    class Clock(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            items = [{"id": len(asked)}] if len(asked) in (1, 9) else []
+            body = json.dumps({"items": items, "next": f"{len(asked)}"}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Clock) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            uri, log = f"http://127.0.0.1:{server.server_port}/", Log()
+            adaptor = a.http(uri=uri, ns="clock", tail=True, interval=0.1, items="items", cursor="next")
+            with Reading(adaptor, log, lambda ns: True) as reading:
+                began = time.monotonic()
+                assert reading.until(lambda: len(log.messages) == 2, 20.0)
+                assert len(asked) <= 5 + (time.monotonic() - began) / 0.1
+        finally:
+            server.shutdown()
+    assert [one.data for one in log.messages] == [b'{"id": 1}', b'{"id": 9}']
+    assert log.completed == ["clock"]
 
 
 def test_documents_that_are_no_objects_are_kept_and_stop_nothing(http_server: HttpServer) -> None:

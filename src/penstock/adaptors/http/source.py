@@ -97,8 +97,8 @@ class PollSource(Source):
                     )
                     copying = copying and not last
                 moved, at = after.cursor != at.cursor, after
-                if moved:
-                    continue
+                if moved and (page.items or not self._settings.tail):
+                    continue  # a cursor may also move with time alone: where nothing comes, it is asked every while
                 if copying:
                     copying = False
                     yield Batch(positions={ns: _position(at)}, completed=[ns])
