@@ -81,8 +81,9 @@ def test_messages_that_were_purged_before_they_were_read_are_an_error_that_says_
     assert numbers(log) == [1, 2, 5]
 
 
+@pytest.mark.parametrize("given", ["not", "to nobody"])
 def test_a_server_that_is_too_slow_to_give_anything_is_asked_again(
-    nats_server: NatsServer, stream: tuple[Streams, str], monkeypatch: pytest.MonkeyPatch
+    nats_server: NatsServer, stream: tuple[Streams, str], monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
     streams, name = stream
     put(streams, name, *range(50))
@@ -91,8 +92,10 @@ def test_a_server_that_is_too_slow_to_give_anything_is_asked_again(
     def hurried(
         client: Client, stream: str, consumer: str, count: int, size: int | None, wait: float
     ) -> Pulled:
-        """A microsecond is over before any server has looked for messages."""
-        return pull(client, stream, consumer, count, size, next(patience, wait))
+        """A microsecond is over before any server has looked for messages; some give them after that."""
+        hurry = next(patience, None)
+        found = pull(client, stream, consumer, count, size, wait if given == "to nobody" else hurry or wait)
+        return Pulled([], 408) if hurry and given == "to nobody" else found
 
     monkeypatch.setattr(Client, "pull", hurried)
     log = Log()

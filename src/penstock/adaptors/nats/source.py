@@ -84,10 +84,15 @@ class _Told(msgspec.Struct):
     state: _State
 
 
+class _Given(msgspec.Struct):
+    consumer_seq: int
+
+
 class _Left(msgspec.Struct):
-    """What the server says of a consumer: how many messages are left for it."""
+    """What the server says of a consumer: how many messages are left for it, and how many it has given."""
 
     num_pending: int
+    delivered: _Given
 
 
 class _Listed(msgspec.Struct):
@@ -282,14 +287,21 @@ class NatsSource(Source):
         return Batch(messages, {ns: place.position}, bad=bad)
 
     def _is_read(self, client: Client, ns: str, place: Place) -> bool:
-        """Whether nothing came because there is nothing: a server may also have been too slow to give it."""
+        """Whether nothing came because there is nothing.
+
+        A server may also have been too slow to give it, or have given it when nobody waited any more.
+        """
+        what = f"cannot read the stream '{ns}'"
         try:
-            what = f"cannot read the stream '{ns}'"
-            return client.ask(f"CONSUMER.INFO.{ns}.{place.consumer}", None, _left, what).num_pending == 0
+            told = client.ask(f"CONSUMER.INFO.{ns}.{place.consumer}", None, _left, what)
         except AnswerError as error:
             if error.number in (NO_CONSUMER, NO_STREAM):
                 return False  # which the next pull hears of
             raise
+        if told.delivered.consumer_seq != place.number:
+            place.consumer = ""
+            return False
+        return told.num_pending == 0
 
     def _message(self, ns: str, got: Got, mode: Mode) -> Message | Bad:
         data = got.data.strip(b" \t\r\n")
