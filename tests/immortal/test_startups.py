@@ -544,6 +544,22 @@ def test_a_checkpoint_whose_last_append_was_in_doubt_is_found_after_a_crash_at_a
     scenario(broker, test, "doubting")
 
 
+def test_a_primary_whose_port_another_has_now_is_gone(broker: str) -> None:
+    """It is that one itself, started again on the port that it was told to have."""
+
+    async def test(place: Place, options: Options) -> None:
+        options = replace(options, active=True, failover=0.2, port=free_port())
+        async with instance(place, options) as before:
+            await before.until(lambda: is_primary(before))
+        async with instance(place, options) as again:
+            async with asyncio.timeout(20):
+                await again.until(lambda: is_primary(again))
+            again.add(1)
+            await again.until(lambda: again.app.state["sum"] == 1)
+
+    scenario(broker, test, "same-port")
+
+
 def test_secondaries_follow_and_one_takes_over_without_a_checkpoint(broker: str) -> None:
     async def test(place: Place, options: Options) -> None:
         options = replace(options, active=True, trigger=1)

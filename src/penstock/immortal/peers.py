@@ -21,6 +21,7 @@ from penstock.immortal.logformat import Met, Source
 from penstock.immortal.outputs import Output
 from penstock.immortal.state import COMMIT_BUFFER
 from penstock.immortal.streams import (
+    NOT_PRIMARY,
     OPENING,
     READ,
     Hello,
@@ -42,7 +43,6 @@ _log = logging.getLogger(__name__)
 _RETRY = 0.25
 _TAKEN = CALLS | {MessageType.RPC_BATCH, MessageType.COUNT_REPLAYABLE_RPC_BATCH}
 BEAT = 0.25
-NOT_PRIMARY = "this coordinator is not primary"
 _STALLED = 1 << 20
 
 Spawn = Callable[[Coroutine[None, None, None]], object]

@@ -31,6 +31,8 @@ LINE = 8 << 10
 """The longest first line that is taken."""
 OPENING = 10.0
 READ = 256 << 10
+NOT_PRIMARY = "this coordinator is not primary"
+"""Why there is no stream, to who knows the password of this start."""
 
 T = TypeVar("T")
 

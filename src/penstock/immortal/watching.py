@@ -1,7 +1,8 @@
 """How a secondary knows that the primary is gone: it holds a connection to it, over which heartbeats come.
 
 A process that was killed closes the connection at once; one that is frozen, or a network that is cut, lets no heartbeat
-through. Being wrong is harmless: the log's registers decide who is primary, and the other one ends.
+through; and who has its port now does not know its password. Being wrong is harmless: the log's registers decide who is
+primary, and the other one ends.
 """
 
 from __future__ import annotations
@@ -10,7 +11,16 @@ import asyncio
 
 from penstock.immortal import about, journals
 from penstock.immortal.place import Place
-from penstock.immortal.streams import LINE, Hello, NoStreamError, Welcome, connected, line, read_line
+from penstock.immortal.streams import (
+    LINE,
+    NOT_PRIMARY,
+    Hello,
+    NoStreamError,
+    Welcome,
+    connected,
+    line,
+    read_line,
+)
 from penstock.journal.client import BrokerGoneError, TimedOutError
 
 _POLL = 0.2
@@ -64,7 +74,9 @@ async def _watched(serving: about.Serving, instance: str, me: str, failover: flo
             writer.write(line(Hello(instance, serving.password, watcher=me)))
             welcome = await read_line(reader, Welcome)
         if welcome.error:
-            return True
+            return (
+                welcome.error == NOT_PRIMARY
+            )  # or else somebody else has its port now, perhaps we ourselves
         while True:
             async with asyncio.timeout(failover):
                 if not await reader.readline():
