@@ -14,7 +14,7 @@ from penstock.base.errors import UsageError
 from penstock.immortal import Immortal, field, impulse, rpc
 from penstock.immortal.binding.services import ASK, DELIVER, Delivered, Delivery
 from penstock.immortal.binding.snapshot import SinkState
-from penstock.immortal.wire import Call, RpcType, incoming
+from penstock.immortal.wire import Call, MessageType, RpcType, encode_message, incoming
 
 TOO_LARGE = 1 << 80
 NO_TEXT = "\ud800"
@@ -149,6 +149,26 @@ def test_a_call_with_arguments_that_cannot_be_read_is_a_failure(
     failures = world.nodes["a"].machine.runtime.failures
     world.log("a", incoming(call()))
     assert world.nodes["a"].machine.runtime.failures == failures + 1
+    goes_on(world)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00\x02\x07",  # of a type that there is not
+        b"\x00\x02\x00\x7f",  # the name of its sender breaks off
+        b"\x00\x02\x00\x02\xff\x00",  # and is no text here
+        b"\x04\x00",  # neither a call nor an answer
+        b"\x01\x00\x02\x08x",  # an answer that is longer than it is
+    ],
+)
+def test_a_call_of_a_peer_that_cannot_be_read_is_a_failure_and_what_comes_with_it_happens(
+    world: World, data: bytes
+) -> None:
+    good = incoming(Call(Clumsy.take.id, RpcType.FORK, msgspec.msgpack.encode([{"n": 5}])))
+    machine = world.nodes["a"].machine
+    world.log("a", good, encode_message(MessageType.RPC, data), good)
+    assert (machine.runtime.failures, machine.instance.__dict__["_values"]["seen"]) == (1, ["5", "5"])
     goes_on(world)
 
 

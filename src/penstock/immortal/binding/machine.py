@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 import msgspec
 
-from penstock.base.errors import UsageError
+from penstock.base.errors import PenstockError, UsageError
 from penstock.immortal import wire
 from penstock.immortal.binding import fields, snapshot
 from penstock.immortal.binding.app import Immortal, Spec, make, spec_of
@@ -192,7 +192,12 @@ class Machine(Handlers):
         self.became_primary = True
 
     def _rpc(self, data: bytes) -> None:
-        rpc = wire.decode_incoming(data)
+        try:
+            rpc = wire.decode_incoming(data)
+        except wire.CorruptWireError as error:
+            unreadable = error
+            self._input("unreadable", lambda: self._unreadable(unreadable))
+            return
         if isinstance(rpc, wire.Reply):
             answer = (int(rpc.kind), rpc.payload)
             self._input(f"answer {rpc.number}", lambda: self.answered(rpc.number, answer))
@@ -214,13 +219,17 @@ class Machine(Handlers):
         self.run(method, call.arguments, origin)
 
     def _is_the_systems(self, call: wire.Call) -> bool:
-        """Whether this Impulse was one of the services', of whoever sent it: one that makes no sense is a failure."""
+        """Whether this Impulse was one of the services', of whoever sent it."""
         try:
             return self.services.handle(call.method, call.arguments)
         except UnreadableError as error:
-            logger.warning("%s", error)
-            self.runtime.failures += 1
+            self._unreadable(error)
             return True
+
+    def _unreadable(self, error: PenstockError) -> None:
+        """Somebody sent what makes no sense. It is in the log, so it must not end us: each replay would end there."""
+        logger.warning("%s", error)
+        self.runtime.failures += 1
 
     def _first_start(self, data: bytes) -> None:
         self.runtime.clock = max(self.runtime.clock, msgspec.msgpack.decode(data, type=First).now)
