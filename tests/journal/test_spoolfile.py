@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from penstock.base.disk import Disk
+from penstock.base.disk import Buffer, Disk, DiskFile
 from penstock.base.errors import CorruptError
 from penstock.journal import spoolfile
 from penstock.journal.fragment import Codec, Fragment
@@ -50,6 +51,60 @@ def recovered(path: Path) -> tuple[bytes, LabelSet] | None:
     file.close()
     assert spool.fragment == file.fragment
     return content, spool.registers
+
+
+class Kernel(Disk):
+    """A disk behind a cache, as Linux has it: of what a sync could not write the cache forgets that it was not written.
+
+    The files are what is in the cache; `durable` is what is on the disk.
+    """
+
+    def __init__(self) -> None:
+        self.durable: dict[Path, bytes] = {}
+        self.dirty: set[Path] = set()
+        self.broken = False
+
+    def open(self, path: Path, *, create: bool = False, mode: int = 0o640) -> DiskFile:
+        return KernelFile(self, path, super().open(path, create=create, mode=mode).fileno())
+
+
+class KernelFile(DiskFile):
+    def write_at(self, data: Buffer, position: int) -> None:
+        self._kernel.dirty.add(self.path)
+        super().write_at(data, position)
+
+    def sync(self) -> None:
+        if self.path not in self._kernel.dirty:
+            return
+        self._kernel.dirty.discard(self.path)
+        if self._kernel.broken:
+            raise OSError(errno.EIO, "Input/output error")
+        self._kernel.durable[self.path] = self.path.read_bytes()
+
+    def read_anew(self, position: int = 0, size: int = 0) -> None:
+        if self.path not in self._kernel.dirty:
+            self.path.write_bytes(self._kernel.durable[self.path])
+
+    @property
+    def _kernel(self) -> Kernel:
+        assert isinstance(self.disk, Kernel)
+        return self.disk
+
+
+def test_what_a_failed_sync_left_in_the_cache_alone_is_not_believed_by_the_next_owner(tmp_path: Path) -> None:
+    kernel = Kernel()
+    file = SpoolFile.create(kernel, tmp_path, empty_fragment(JOURNAL, 0, Codec.NONE), LabelSet())
+    spool = Spool(file.fragment, LabelSet(), file)
+    append(file, spool, b"kept")
+    kernel.broken = True
+    with pytest.raises(OSError, match="Input/output"):
+        append(file, spool, b"lost")
+    file.close()
+    kernel.broken = False
+    found = SpoolFile.recover(kernel, file.path, JOURNAL, trust=True)
+    assert found is not None
+    found[0].close()
+    assert found[1].fragment.end == 4
 
 
 def test_a_record_reads_back_as_it_was_written() -> None:

@@ -79,6 +79,14 @@ class DiskFile:
         """Have the kernel begin to write these bytes to the disk, so that the next sync has less to do. No promise."""
         os.posix_fadvise(self._fd, position, size, os.POSIX_FADV_DONTNEED)
 
+    def read_anew(self, position: int = 0, size: int = 0) -> None:
+        """After a sync: have the next reads of these bytes (0: to the end) come from the disk, and not from memory.
+
+        Of what an earlier process could not sync the kernel may have forgotten that it was never written: our own sync
+        then succeeds without it, and memory still shows it. No promise, but what Linux does with pages nobody uses.
+        """
+        os.posix_fadvise(self._fd, position, size, os.POSIX_FADV_DONTNEED)
+
     def truncate(self, size: int) -> None:
         os.ftruncate(self._fd, size)
 

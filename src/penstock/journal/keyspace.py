@@ -69,6 +69,7 @@ class LocalKeySpace:
         try:
             # Whoever wrote last may have died before its sync: what is read here must not be lost later.
             self._file.sync()
+            self._file.read_anew()
             disk.sync_dir(path.parent)
             self._end = self._load(self._file)
             self._rewrite_if_mostly_history()

@@ -155,12 +155,13 @@ class SpoolFile:
         With `trust` one that was left settled is not gone through: its spool lacks the sum to go on from (`sum`).
 
         A file comes to life with the sync in `create`; before that nothing was promised about it. What is found
-        is synced first: the process that wrote it may have died before its own sync. The caller sees to the
-        directory.
+        is synced first: the process that wrote it may have died before its own sync; and read from the disk, for its
+        sync may have failed. The caller sees to the directory.
         """
         file = disk.open(path)
         try:
             file.sync()
+            file.read_anew(0, CONTENT_AT)
             found = cls._believed(file, journal, trust)
         except BaseException:
             file.close()
@@ -178,6 +179,7 @@ class SpoolFile:
         if trust and settled and file.size() >= CONTENT_AT + records[0].fragment.length:
             spool_file = cls(file, records[0], settled=True)
             return spool_file, Spool(records[0].fragment, records[0].registers, spool_file)
+        file.read_anew(CONTENT_AT)
         for record in records:
             summer = _hash(file, record.fragment.end - record.fragment.begin)
             if summer is not None and _matches(record.fragment, summer):
