@@ -15,8 +15,9 @@ from tests.servers.postgres import PostgresServer
 from penstock.adaptors.postgres import changes as postgres_changes
 from penstock.adaptors.postgres import reader as postgres_reader
 from penstock.adaptors.postgres import run as postgres_run
+from penstock.adaptors.postgres import snapshot as postgres_snapshot
 from penstock.adaptors.postgres import stream as postgres_stream
-from penstock.base.errors import UsageError
+from penstock.base.errors import AwayError, UsageError
 from penstock.log.message import Mode, Op
 from penstock.testing.adaptors.bench import writing
 from penstock.testing.adaptors.model import Log, messages_of
@@ -343,6 +344,34 @@ def test_a_copy_of_a_table_that_got_another_key_begins_anew(shop: Shop, tail: bo
         shop.complete(reading, "public.t")
     copied = {msgspec.json.decode(message.data)["a"] for message in shop.messages("public.t")}
     assert copied == set(range(1, 1001))
+
+
+@pytest.mark.parametrize("tail", [False, True])
+def test_a_copy_steps_aside_for_whoever_waits_to_change_its_table(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, tail: bool
+) -> None:
+    """The next range would wait behind him, and he for the copy: nobody could use the table any more."""
+    monkeypatch.setattr(postgres_snapshot, "ASIDE_SECONDS", 1)
+    shop.sql("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE TABLE b (id int PRIMARY KEY, a int REFERENCES a)",
+             "INSERT INTO a SELECT i, repeat('x', 300) FROM generate_series(1, 2000) i",
+             "INSERT INTO b SELECT i, i FROM generate_series(1, 50) i")  # fmt: skip
+    change = threading.Thread(
+        target=shop.transaction, args=("TRUNCATE a CASCADE", "INSERT INTO a VALUES (7, 'new')")
+    )
+    with shop.reading(tail=tail) as reading:
+        while len(shop.messages("public.a")) < 300:
+            assert reading.step(PATIENCE) is not None
+        change.start()
+        with pytest.raises(AwayError, match="steps aside"):
+            reading.until(lambda: False, PATIENCE)
+    change.join(PATIENCE)
+    assert shop.query("SELECT id FROM a") == [(7,)]
+    with shop.reading(tail=tail) as reading:
+        shop.complete(reading, "public.a", "public.b")
+        if tail:
+            shop.settle(reading)
+            assert list(shop.rows("public.a")) == [b'{"id":7}']
+            assert not shop.rows("public.b")
 
 
 def test_a_table_that_is_emptied_between_two_parts_of_its_copy_ends_up_right(shop: Shop) -> None:

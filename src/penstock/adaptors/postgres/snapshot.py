@@ -32,6 +32,9 @@ SAMPLE = 100
 """Rows that tell how wide a table's rows are, beside the server's own estimate."""
 
 _LOCK_SECONDS = 30
+ASIDE_SECONDS = 3
+"""How long a range waits for its table: only somebody who waits for the copy to let go of it can be in the way."""
+_LOCKED = "55P03"
 _PAGE = 8192
 
 
@@ -51,13 +54,20 @@ class RangeTask(CopyTask):
     def read(self) -> Iterator[Packed]:
         errors = need("adbc_driver_manager", EXTRA)
         try:
-            with cursor(self.server, begin(self.snapshot)) as found:
+            with cursor(
+                self.server, [*begin(self.snapshot), f"SET LOCAL lock_timeout = '{ASIDE_SECONDS}s'"]
+            ) as found:
                 found.execute(self.query)
                 with found.fetch_record_batch() as batches:
                     for batch in batches:
                         yield self._packed(batch)
         except errors.Error as error:
-            raise self.server.error(f"cannot copy {self.ns}", *_told(error)) from None
+            state, text = _told(error)
+            if state == _LOCKED:
+                raise AwayError(
+                    f"the copy of {self.ns} steps aside for somebody who waits to change it"
+                ) from None
+            raise self.server.error(f"cannot copy {self.ns}", state, text) from None
 
     def _packed(self, batch: Any) -> Packed:
         printed = [ta.as_texts(column) for column in batch.columns]
