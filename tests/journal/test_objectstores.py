@@ -278,7 +278,7 @@ def test_a_server_that_does_not_answer_is_a_failure_in_time(monkeypatch: pytest.
             started = time.monotonic()
             with pytest.raises(OSError):
                 CALLS[name](store)
-            assert time.monotonic() - started < 3, name
+            assert time.monotonic() - started < 20, name
 
 
 def test_the_time_limits_add_up_to_half_a_minute() -> None:
