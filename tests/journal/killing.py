@@ -334,7 +334,8 @@ class Clients:
         """The next record of a writer, attempted from now on."""
         writer += 100 * self._round
         attempted = self._ledger.attempted[journal]
-        who = Id(writer, sum(other.writer == writer for other in attempted))
+        # Of a copy, made in one go: others add to it meanwhile.
+        who = Id(writer, sum(other.writer == writer for other in list(attempted)))
         attempted.add(who)
         return who
 
