@@ -3,6 +3,7 @@ would end at the same place."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -95,6 +96,12 @@ def goes_on(world: World) -> None:
         world.ask("a", "note", "on", request="on")
         assert world.nodes["a"].outcomes.pop("on").kind == ""
     world.crash("a")
+
+
+@pytest.fixture(autouse=True)
+def _unlogged(caplog: pytest.LogCaptureFixture) -> None:
+    """What is told here of errors cannot be sent from one process of the tests to another."""
+    caplog.set_level(logging.CRITICAL, logger="penstock.immortal")
 
 
 @pytest.fixture
