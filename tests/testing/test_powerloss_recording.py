@@ -181,7 +181,7 @@ def test_the_harness_knows_every_method_of_the_disk() -> None:
     made_of_these = {"make_dirs", "replace_file", "entries"}
     assert {name for name in vars(Disk) if not name.startswith("_")} == recorded_steps | made_of_these
     recorded_steps = {"write_at", "copy_from", "truncate", "sync"}
-    harmless = {"fileno", "read_at", "size", "close", "closed", "start_writing_out"}
+    harmless = {"fileno", "read_at", "read_anew", "size", "close", "closed", "start_writing_out"}
     assert {name for name in vars(DiskFile) if not name.startswith("_")} == recorded_steps | harmless
 
 
