@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from penstock.immortal.binding.app import Immortal
@@ -21,6 +21,7 @@ from penstock.immortal.binding.shell import HOST, CoordinatorGoneError, Shell
 
 _RANGE = range(12_000, 32_000)
 """Below the ports that systems give out by themselves: nobody gets one of these between a look and its use."""
+_ENDING = 10.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,13 @@ class Plan:
     token: str = ""
 
 
-def free_ports() -> tuple[int, int]:
-    """Two ports of this machine at which nobody listens."""
+def free_ports(besides: Collection[int] = ()) -> tuple[int, int]:
+    """Two ports of this machine at which nobody listens, nor is to: `besides` are wanted for something else."""
     found: list[int] = []
     while len(found) < 2:
         port = random.SystemRandom().choice(_RANGE)
+        if port in besides or port in found:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((HOST, port))
             found.append(port)
@@ -86,15 +89,18 @@ def run(
 
 def run_pair(plan: Plan, place: str, more: Sequence[str], tell: Callable[[str], None]) -> None:
     """Start a coordinator, serve with it, and take it along at the end."""
-    ports = free_ports()
+    ports = free_ports([plan.http[1]] if plan.http is not None else [])
     coordinator = subprocess.Popen(
         coordinator_command(plan.name, ports, place, more), stdin=subprocess.DEVNULL
     )
     watch = os.getpid()
     try:
         run(plan, ports, tell, lambda: coordinator.poll() is None)
-    except CoordinatorGoneError:
-        code = coordinator.wait(10)
+    except CoordinatorGoneError as gone:
+        try:
+            code = coordinator.wait(_ENDING)
+        except subprocess.TimeoutExpired:
+            raise gone from None  # it lives, and only our connection to it does not
         raise CoordinatorGoneError(
             f"the coordinator of '{plan.name}' ended with code {code}",
             hint="start the pair again; it recovers",
@@ -103,7 +109,7 @@ def run_pair(plan: Plan, place: str, more: Sequence[str], tell: Callable[[str], 
         if os.getpid() == watch and coordinator.poll() is None:
             coordinator.terminate()
             try:
-                coordinator.wait(10)
+                coordinator.wait(_ENDING)
             except subprocess.TimeoutExpired:
                 coordinator.kill()
                 coordinator.wait()
