@@ -377,42 +377,38 @@ def test_a_uri_that_is_wrong_is_for_a_person_and_shows_no_password(
     assert "not-to-be-shown" not in f"{caught.value} {caught.value.hint} {adaptor!r}"
 
 
-def test_a_copy_that_may_not_read_is_for_a_person(shop: Shop) -> None:
+@pytest.fixture
+def poor(shop: Shop) -> Iterator[str]:
+    """The uri of a role, `poor`, that has no rights but what a test gives it."""
     shop.server.execute("CREATE ROLE poor LOGIN PASSWORD 'guest-password'")
-    try:
-        uri = shop.server.uri(shop.name, "poor", "guest-password")
-        with (
-            shop.reading(uri=uri, tail=False) as reading,
-            pytest.raises(UsageError, match="permission denied"),
-        ):
-            reading.to_the_end(PATIENCE)
-        with shop.reading(uri=uri) as reading, pytest.raises(PenstockError, match="permission denied"):
-            reading.to_the_end(PATIENCE)
-    finally:
-        shop.server.execute("DROP ROLE poor")
+    yield shop.server.uri(shop.name, "poor", "guest-password")
+    shop.sql("DROP OWNED BY poor", "DROP ROLE poor")
 
 
-def test_a_copy_does_not_leave_out_rows_that_a_policy_hides(shop: Shop) -> None:
-    shop.server.execute("CREATE ROLE poor LOGIN PASSWORD 'guest-password'")
+def refused_to(shop: Shop, uri: str, complaint: str) -> None:
+    """A copy by this role is for a person to mend."""
+    with shop.reading(uri=uri, tail=False) as reading, pytest.raises(UsageError, match=complaint):
+        reading.to_the_end(PATIENCE)
+
+
+def test_a_copy_that_may_not_read_is_for_a_person(shop: Shop, poor: str) -> None:
+    refused_to(shop, poor, "permission denied")
+    with shop.reading(uri=poor) as reading, pytest.raises(PenstockError, match="permission denied"):
+        reading.to_the_end(PATIENCE)
+
+
+def test_a_copy_does_not_leave_out_rows_that_a_policy_hides(shop: Shop, poor: str) -> None:
     shop.sql("CREATE TABLE t (id int PRIMARY KEY, who text)", "INSERT INTO t VALUES (1, 'poor'), (2, 'rich')",
              "ALTER TABLE t ENABLE ROW LEVEL SECURITY", "CREATE POLICY own ON t USING (who = current_user)",
              "GRANT USAGE ON SCHEMA public TO poor", "GRANT SELECT ON t, mark TO poor")  # fmt: skip
-    try:
-        uri = shop.server.uri(shop.name, "poor", "guest-password")
-        with (
-            shop.reading(uri=uri, tail=False) as reading,
-            pytest.raises(UsageError, match="row-level security"),
-        ):
-            reading.to_the_end(PATIENCE)
-        (finding,) = (one for one in inspected(shop, "poor") if "policies" in one.what)
-        assert (finding.what, finding.fatal) == ("policies hide rows of public.t from poor", True)
-        assert finding.fix is not None
-        shop.sql(finding.fix)
-        with shop.reading(uri=uri, tail=False) as reading:
-            reading.to_the_end(PATIENCE)
-        assert len(shop.rows("public.t")) == 2
-    finally:
-        shop.sql("DROP OWNED BY poor", "DROP ROLE poor")
+    refused_to(shop, poor, "row-level security")
+    (finding,) = (one for one in inspected(shop, "poor") if "policies" in one.what)
+    assert (finding.what, finding.fatal) == ("policies hide rows of public.t from poor", True)
+    assert finding.fix is not None
+    shop.sql(finding.fix)
+    with shop.reading(uri=poor, tail=False) as reading:
+        reading.to_the_end(PATIENCE)
+    assert len(shop.rows("public.t")) == 2
 
 
 def test_tables_that_would_be_one_namespace_are_refused_unless_both_are_left_out(shop: Shop) -> None:

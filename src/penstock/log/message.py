@@ -24,6 +24,9 @@ ByteOffset = NewType("ByteOffset", int)
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """A larger message is refused at ingest, by name."""
 
+LAST_TS = 253_402_300_799_999_999
+"""The last moment of the year 9999, behind which calendars have none. Who is told a later one was given other units."""
+
 
 class MessageTooLargeError(PenstockError):
     """A message above the size limit; refused before anything of its batch is logged."""

@@ -23,7 +23,7 @@ import msgspec
 
 from penstock.adaptors.base import Bad
 from penstock.adaptors.formats.lines import fault
-from penstock.log.message import MAX_MESSAGE_BYTES, Message, Mode, Op
+from penstock.log.message import LAST_TS, MAX_MESSAGE_BYTES, Message, Mode, Op
 from penstock.log.values import encode_document, to_json
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ _SPACE = b" \t\r\n"
 _KEPT = 1024 * 1024
 """Of a bad record, as many bytes are kept among the dead letters."""
 
-_LAST = 253_402_300_799_999
-"""The last millisecond that a calendar has. A producer may count in smaller units, and brokers may take it."""
+_LAST = LAST_TS // 1000
+"""In milliseconds. A producer may count in smaller units, and brokers may take it."""
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _write = msgspec.json.Encoder().encode

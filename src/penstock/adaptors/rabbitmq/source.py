@@ -29,7 +29,7 @@ from penstock.adaptors.formats.lines import fault
 from penstock.adaptors.rabbitmq import RabbitMq
 from penstock.adaptors.rabbitmq.client import asking, closed, connected, driver, listed, told
 from penstock.base.errors import AwayError, PenstockError, UsageError
-from penstock.log.message import Message, Mode, Op, Position, Resume
+from penstock.log.message import LAST_TS, Message, Mode, Op, Position, Resume
 
 if TYPE_CHECKING:
     from pika import BasicProperties, BlockingConnection
@@ -44,8 +44,6 @@ TURN = 0.05
 """Seconds to wait for a message, and between two looks of the connection's thread for what to acknowledge."""
 
 _KEPT = 1024 * 1024
-_LAST = 253_402_300_799
-"""The last second that a calendar has: who gives a larger one counts in other units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +267,7 @@ class RabbitMqSource(Source):
         if wrong is None:
             try:
                 key = key_of(data, self._settings.key) if self._settings.key else None
-                told = one.moment is not None and one.moment <= _LAST
+                told = one.moment is not None and one.moment <= LAST_TS // 1_000_000
                 ts = (one.moment or 0) * 1_000_000 if told else time.time_ns() // 1000
                 return Message(one.queue, data, Op.INSERT, ts, Mode.SYNC, key)
             except ValueError as error:
