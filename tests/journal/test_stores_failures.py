@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -76,6 +77,17 @@ def test_a_directory_that_cannot_be_read_is_not_taken_for_an_empty_one(
     monkeypatch.setattr(os, "scandir", failing)
     with pytest.raises(OSError, match="Input/output error"):
         list(store.list("foo/bar"))
+
+
+def test_a_directory_that_goes_while_others_are_listed_has_nothing(root: Path) -> None:
+    store = FileStore("file:///", root, Disk())
+    for day in (1, 2, 3):
+        store.put(f"foo/bar/date={day}/{day}", [b"x"])
+    listed = store.list("foo/bar")
+    found = [next(listed).path]
+    shutil.rmtree(root / "foo/bar/date=2")
+    found += [one.path for one in listed]
+    assert found == ["date=1/1", "date=3/3"]
 
 
 def test_a_removal_is_durable_even_if_an_earlier_one_was_not(root: Path) -> None:

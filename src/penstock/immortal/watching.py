@@ -74,9 +74,8 @@ async def _watched(serving: about.Serving, instance: str, me: str, failover: flo
             writer.write(line(Hello(instance, serving.password, watcher=me)))
             welcome = await read_line(reader, Welcome)
         if welcome.error:
-            return (
-                welcome.error == NOT_PRIMARY
-            )  # or else somebody else has its port now, perhaps we ourselves
+            # Whoever else answers has its port now, perhaps we ourselves.
+            return welcome.error == NOT_PRIMARY
         while True:
             async with asyncio.timeout(failover):
                 if not await reader.readline():

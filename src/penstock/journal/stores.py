@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from penstock.base.disk import Buffer, Disk, DiskFile
@@ -310,11 +310,13 @@ class FileStore(FragmentStore):
 def _walk(top: Path) -> Iterator[tuple[Path, list[str]]]:
     """The directories from `top` down, each before those in it, with the names of their files.
 
-    One that cannot be read is an error: who took it for empty would begin the journal anew.
+    One that cannot be read is an error: who took it for empty would begin the journal anew. One that is gone by then
+    has nothing.
     """
 
-    def told(error: OSError) -> NoReturn:
-        raise error
+    def told(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
 
     for parent, directories, names in os.walk(top, onerror=told):
         directories.sort()
