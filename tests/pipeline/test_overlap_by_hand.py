@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,8 +16,11 @@ import pytest
 from penstock.adaptors.base import Adaptor, Publisher, Refusal, Sink, SinkPosition, Stage, Staged
 from penstock.adaptors.file.sink import FilePublisher, FileSink
 from penstock.base.errors import AwayError, PenstockError, RefusedError
+from penstock.log.compaction import compact
+from penstock.log.message import MessageOffset
 from penstock.log.offsets import OffsetLog
 from penstock.log.ownership import FencedError
+from penstock.pipeline import supervisor
 from penstock.pipeline.definition import SinkNode
 from penstock.pipeline.namespace import Namespace
 from penstock.pipeline.policy import OnError, Policy
@@ -182,6 +185,40 @@ def test_a_sink_that_stopped_within_a_batch_lacks_what_is_behind_its_message(her
         batches.give(30)
     batches.end_query()
     assert (batches.sink.state, batches.lacking) == ("stopped", (15, batches.bytes_from(15)))
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_sink_that_fails_before_it_has_what_compaction_set_apart_lacks_all_of_the_log(
+    here: ByHand, monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
+    """It was measured from the first byte that the log ever had, which is gone: that ended the run."""
+    monkeypatch.setattr(supervisor, "_CATCH_UP", 1)
+    batches = Batches(here)
+    here.append("BC")
+    here.close_segment()
+    here.append("A" * 10)
+    compact(here.log, MessageOffset(32), now=NOW)
+    batches.target.let_go.set()
+    batches.target.errors.append(AwayError("no answer"))
+    spark = SimpleNamespace(createDataFrame=lambda rows: SimpleNamespace(count=lambda: rows.num_rows))
+    if pieces > 1:
+        monkeypatch.setattr(HeldPublisher, "publish", FilePublisher.publish)
+        monkeypatch.setattr(batches.runner, "_committed", _away_after(batches.runner._committed, 1))
+    batches.sink.start(spark)  # type: ignore[arg-type]
+    batches.sink.watch(here.log.point)
+    pending = {1: 42, 2: 12}[pieces]
+    assert (batches.sink.state, batches.lacking) == ("away", (pending, batches.bytes_from(32)))
+
+
+def _away_after(commit: Callable[..., None], times: int) -> Callable[..., None]:
+    left = iter(range(times))
+
+    def commit_or_fail(*args: object) -> None:
+        if next(left, None) is None:
+            raise AwayError("no answer")
+        commit(*args)
+
+    return commit_or_fail
 
 
 @pytest.mark.parametrize("alone", [True, False])

@@ -21,7 +21,7 @@ from py4j.protocol import Py4JError
 from penstock.base.errors import AwayError, PenstockError
 from penstock.base.secrets import mask
 from penstock.functions.chain import StepCount
-from penstock.log.message import ByteOffset, MessageOffset
+from penstock.log.message import MessageOffset
 from penstock.log.offsets import Commit
 from penstock.log.ownership import FencedError
 from penstock.log.positions import LogPoint
@@ -280,7 +280,7 @@ class SupervisedSink:
         first = reader.first()
         if watermark >= first.offset:
             return reader.seek(watermark)
-        self._batches.start(LogPoint(MessageOffset(watermark), ByteOffset(0)), self._checkpoints)
+        self._batches.start(LogPoint(MessageOffset(watermark), first.byte), self._checkpoints)
         log.warning(
             "sink %s: messages %d to %d went through compaction; it gets those that were kept",
             self.node.name, watermark, first.offset - 1,
@@ -416,6 +416,7 @@ def _set_apart(
 
     records = list(reader.compacted(begin, first.offset - 1))
     pieces = [records[at : at + _CATCH_UP] for at in range(0, len(records), _CATCH_UP)] or [[]]
-    ends = [LogPoint(MessageOffset(piece[0].offset), ByteOffset(0)) for piece in pieces[1:]] + [first]
+    # Whoever stands before the log lacks all that is in it.
+    ends = [LogPoint(MessageOffset(piece[0].offset), first.byte) for piece in pieces[1:]] + [first]
     frames = [spark.createDataFrame(pa.Table.from_batches([batch_of(piece)], SCHEMA)) for piece in pieces]
     return list(zip(frames, ends, strict=True))
