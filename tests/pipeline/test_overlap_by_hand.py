@@ -87,7 +87,7 @@ class Batches:
         options = {"dataDir": str(here.path / "data"), "pipeline": "p"}
         reach = Reach(here.client.address)
         around = Surroundings(
-            "p", here.log.reader, here.log.log_id, here.path / "scratch", options, reach, alone=alone
+            "p", here.log.reader, here.log.log_id, here.path / "scratch", options, reach, alone=lambda: alone
         )
         claim = lambda: OffsetLog(here.client, "p", "s", NOW)  # noqa: E731
         self.runner = runner_for(node, claim, self._bury, around)

@@ -28,7 +28,7 @@ from penstock.log.commitlog import CommitLog, LogReader, log_journal
 from penstock.log.compaction import compact
 from penstock.log.control import Control, ControlEntry
 from penstock.log.message import MessageOffset
-from penstock.log.offsets import Commit
+from penstock.log.offsets import Commit, OffsetLog
 from penstock.pipeline import lag
 from penstock.pipeline.editing import Editor, pause
 from penstock.pipeline.operations import Directory
@@ -296,6 +296,24 @@ def _led_past_a_message(reach: Reach, path: Path, spark: SparkSession) -> None:
     assert numbers(path / "out.jsonl") == [*range(3000), *range(3001, 3010)]
 
 
+def _taken_by_mistake(reach: Reach, path: Path, spark: SparkSession) -> None:
+    """An operator claims a sink that went on just then; nobody has taken the place of the run, so it claims it back."""
+    pipeline = Pipeline("taken", batch_messages=500)
+    pipeline.source("in", a.generate(count=6000, rate=3000)).save(
+        "out", a.file(uri=f"file://{path}/taken.jsonl")
+    )
+    taken: list[OffsetLog] = []
+
+    def report(progress: Progress) -> None:
+        if not taken and progress.nodes[1].delivered:
+            taken.append(OffsetLog(reach.client(), "taken", "out", time.time_ns() // 1000))
+
+    until = _until(6000, report)
+    summary = run(pipeline, data_dir=path / "mine", once=False, spark=spark, broker=reach, report=until)
+    assert (bool(taken), summary.exit_code) == (True, 0)
+    assert numbers(path / "taken.jsonl") == list(range(6000))
+
+
 def test_the_log_may_be_with_a_broker_elsewhere(tmp_path: Path, spark: SparkSession) -> None:
     pipeline = Pipeline("remote")
     pipeline.source("in", a.generate(count=3000)).save("out", a.file(uri=f"file://{tmp_path}/out.jsonl"))
@@ -310,6 +328,7 @@ def test_the_log_may_be_with_a_broker_elsewhere(tmp_path: Path, spark: SparkSess
         assert numbers(tmp_path / "out.jsonl") == list(range(3000))
         assert summary().read == 0
         _led_past_a_message(reach, tmp_path, spark)
+        _taken_by_mistake(reach, tmp_path, spark)
         now = time.time_ns() // 1000
         Control(reach.client(), "remote").append(
             ControlEntry(now, "other", "run-begin", None, {"run": "x", "pid": 7, "host": "elsewhere"})

@@ -187,7 +187,7 @@ class _Run:
         around = Surroundings(
             pipeline.name, self._log.reader, self._log.log_id, scratch, source_options(pipeline, place), place.reach,
             LatestSchemas(lambda ns: self._log.state.schema(ns), lambda: self._log.state.schemas()),
-            self._engine.safe, self._batch_done, not place.remote,
+            self._engine.safe, self._batch_done, self._alone,
             max(self._began - before.run.beat, 0) / 1e6 if before.run is not None else 0.0,
         )  # fmt: skip
         self._sinks = self._supervised(burials, around)
@@ -273,6 +273,16 @@ class _Run:
                 f"pipeline '{self._pipeline.name}' is running on {mark.host} (pid {mark.pid})",
                 hint="stop it first; after a crash on another machine its place is free within 20 s",
             )
+
+    def _alone(self) -> bool:
+        """Whether no other run has taken our place: one that has began with the log. Where a lock tells, none can."""
+        if not self._place.remote:
+            return True
+        try:
+            self._log.ownership.confirm()
+        except PenstockError:
+            return False
+        return True
 
     def _claim_of(self, sink: str) -> Callable[[], OffsetLog]:
         return lambda: OffsetLog(self._place.client, self._pipeline.name, sink, now_us())

@@ -340,7 +340,7 @@ class SupervisedSink:
         cause = self._batches.failure or self._query.exception()
         self._query = None
         self._batches.close()
-        if isinstance(cause, FencedError) and self._around.alone:
+        if isinstance(cause, FencedError) and self._around.alone():
             # An operator took the sink for one that stood still, just when it went on.
             self._batches.claim_again()
         self._note_move()

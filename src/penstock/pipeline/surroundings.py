@@ -35,8 +35,8 @@ class Surroundings:
     """Where tasks find the settings of their sink; in the scratch directory if not given."""
     moved: Callable[[], None] = lambda: None
     """Called when a batch has been carried out."""
-    alone: bool = False
-    """Whether only operators can take an offset log: the run is the broker, and no other run is beside it."""
+    alone: Callable[[], bool] = lambda: False
+    """Tells whether no other run has taken this one's place: then only operators can have taken an offset log."""
     rest: float = 0.0
     """Seconds from the last sign of the run before to the begin of this one."""
 
