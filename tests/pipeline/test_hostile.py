@@ -221,12 +221,13 @@ class Clock:
     """Stands for the module `time`."""
 
     now: float
+    of_day: float | None = None
 
     def monotonic(self) -> float:
         return self.now
 
     def time(self) -> float:
-        return time.time()
+        return time.time() if self.of_day is None else self.of_day
 
 
 class TestDetaching:
@@ -288,6 +289,22 @@ class TestDetaching:
         behind = lag.Lag("s", MaxLag(seconds=3600), here.log.reader)
         behind.look(LogPoint(MessageOffset(0), ByteOffset(0)), here.log.point)
         assert behind.share > 1
+
+    @pytest.mark.parametrize("moves", [False, True])
+    def test_a_clock_that_is_set_forward_makes_no_sink_late(
+        self, here: ByHand, monkeypatch: pytest.MonkeyPatch, moves: bool
+    ) -> None:
+        """It lacks messages from the start on, of half an hour ago, and catches up with them or does not."""
+        monkeypatch.setattr(lag, "AGE_EVERY", 0.0)
+        clock = Clock(50.0, NOW / 1e6 + 1800)
+        monkeypatch.setattr(lag, "time", clock)
+        here.append("A" * 5)
+        behind = lag.Lag("s", MaxLag(seconds=3600), here.log.reader)
+        behind.look(LogPoint(MessageOffset(0), ByteOffset(0)), here.log.point)
+        assert behind.seconds == 1800
+        clock.now, clock.of_day = 60.0, NOW / 1e6 + 1810 + 86_400
+        behind.look(here.log.reader.seek(3 if moves else 0), here.log.point)
+        assert behind.seconds == 1810
 
     def test_a_message_without_a_time_is_as_old_as_it_is_known(
         self, here: ByHand, monkeypatch: pytest.MonkeyPatch

@@ -1,7 +1,8 @@
 """How far a sink is behind the end of the log, in bytes and in time, against the limit it was given (DESIGN 9).
 
 A message counts as old as its source says. But what came while this was looked at is no older than that: a source that
-catches up logs old messages, and nobody is behind for that. Nor is anybody for the time in which nothing ran.
+catches up logs old messages, and nobody is behind for that. Nor is anybody for the time in which nothing ran, or
+because the clock was set forward.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Lag:
         self._told = 0.0
         self._ends: deque[tuple[float, int]] = deque()
         """When the log was seen to end where; from the last time on that it ended before what the sink lacks."""
+        self._behind = False
         self.seconds = 0.0
         self.share = 0.0
         """Of the limit; 1 and more is beyond it."""
@@ -47,7 +49,8 @@ class Lag:
     def look(self, at: LogPoint, end: LogPoint) -> None:
         """Measure, now and then: the age of the oldest message that is missing costs a look into the log."""
         now = time.monotonic()
-        if now - self._looked < AGE_EVERY:
+        since = now - self._looked
+        if since < AGE_EVERY:
             return
         self._looked = now
         self._ends.append((now, end.offset))
@@ -55,8 +58,11 @@ class Lag:
             self._ends.popleft()
         if len(self._ends) > _ENDS:
             self._ends = deque(list(self._ends)[::2])
-        behind = end.offset > at.offset
-        self.seconds = self._waited(at, end, now) if behind else 0.0
+        behind, was_behind = end.offset > at.offset, self._behind
+        waited = self._waited(at, end, now) if behind else 0.0
+        # It cannot lack something for longer than that, whatever the time of day has become meanwhile.
+        self.seconds = min(waited, self.seconds + since) if was_behind else waited
+        self._behind = behind
         used = end.byte - at.byte if behind else 0
         shares = [
             used / self._limit.bytes if self._limit.bytes else 0.0,
