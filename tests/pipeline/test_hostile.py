@@ -48,11 +48,11 @@ from penstock.log import deadletters
 from penstock.log.commitlog import CommitLog
 from penstock.log.control import Control, ControlEntry
 from penstock.log.message import ByteOffset, Message, MessageOffset, Mode, Op, Resume
-from penstock.log.offsets import Commit, OffsetLog
+from penstock.log.offsets import Commit, OffsetLog, SinkOffsets
 from penstock.log.positions import LogPoint
 from penstock.log.record import Record
 from penstock.pipeline import housekeeping, lag
-from penstock.pipeline.atomic import decisions_of
+from penstock.pipeline.atomic import GROUP, decisions_of
 from penstock.pipeline.definition import SinkNode
 from penstock.pipeline.editing import Editor
 from penstock.pipeline.engine import Engine
@@ -680,6 +680,24 @@ class TestImport:
         export = Exported("p", "log", 3, NOW, (ExportedSink("s", 1), ExportedSink(name, 1)))
         with pytest.raises(UsageError, match="no sink can have the name"):
             export.check("p", "log", 3)
+
+    @pytest.mark.parametrize("grouped", [True, False])
+    def test_the_decisions_of_sinks_that_commit_together_are_not_imported(
+        self, here: ByHand, grouped: bool
+    ) -> None:
+        """They were overwritten; where there was no such group yet, a sink of that name held the log from then on."""
+        here.append("A" * 3)
+        OffsetLog(here.client, "p", "s", NOW)
+        if grouped:
+            decided = Commit(watermark=2, members={"s": Commit(watermark=2)})
+            decisions_of(here.client, "p", NOW).commit(decided, {}, NOW)
+        editor = Editor(Directory(here.client), "ann")
+        export = Exported("p", here.log.log_id, 3, NOW, (ExportedSink("s", 1), ExportedSink(GROUP, 0)))
+        before = here.held(GROUP)
+        with pytest.raises(UsageError, match="is no sink"):
+            editor.restore("p", export)
+        assert (here.held(), here.held(GROUP)) == (SinkOffsets(), before)
+        assert editor.directory.sinks("p") == ["s"]
 
 
 class TestHttp:

@@ -29,6 +29,7 @@ from penstock.log.message import Mode
 from penstock.log.offsets import Commit, OffsetLog, SinkOffsets
 from penstock.log.positions import NamespaceState
 from penstock.pipeline import moves
+from penstock.pipeline.atomic import GROUP
 from penstock.pipeline.clock import now_us
 from penstock.pipeline.live import serves
 from penstock.pipeline.offsetfile import Exported, ExportedSink
@@ -149,6 +150,11 @@ class Editor:
         reader = self.directory.reader(pipeline)
         exported.check(pipeline, self.directory.log_id(pipeline), reader.state().next)
         there = self.directory.sinks(pipeline)
+        if GROUP not in there and any(wanted.sink == GROUP for wanted in exported.sinks):
+            raise UsageError(
+                f"'{GROUP}' is no sink: those that commit together keep their decisions under this name",
+                hint="leave it out of the file; each of these sinks has offsets of its own",
+            )
         done = []
         for wanted in exported.sinks:
             if wanted.sink not in there:
