@@ -53,6 +53,7 @@ from penstock.log.positions import LogPoint
 from penstock.log.record import Record
 from penstock.pipeline import housekeeping, lag
 from penstock.pipeline.atomic import GROUP, decisions_of
+from penstock.pipeline.beating import beating
 from penstock.pipeline.definition import SinkNode
 from penstock.pipeline.editing import Editor
 from penstock.pipeline.engine import Engine
@@ -647,6 +648,26 @@ class TestHousekeeping:
         before = upkeep.size
         upkeep._look()
         assert upkeep.size < before
+
+    def test_it_goes_on_after_any_error_and_so_does_the_beat(
+        self, here: ByHand, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A thread that ended left a log that nobody made room in, or a run that was taken for dead."""
+        monkeypatch.setattr(housekeeping, "_LOOK_EVERY", 0.01)
+        monkeypatch.setattr(housekeeping, "_AFTER_ERROR", 0.01)
+        upkeep, looks, beats = Housekeeping(here.log, "p", Pipeline("p").settings, dict), [0], [0]
+
+        def failing(times: list[int]) -> None:
+            times[0] += 1
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(upkeep, "_look", lambda: failing(looks))
+        upkeep.start()
+        with beating(lambda: failing(beats), 0.01):
+            until(lambda: looks[0] > 1 and beats[0] > 1)
+        upkeep.stop(5.0)
+        for words in ("upkeep of the log", "no sign of life"):
+            assert any(words in line and "can't start" in line for line in caplog.messages)
 
 
 class TestStaging:

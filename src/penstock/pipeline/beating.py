@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from penstock.base.errors import PenstockError
+from penstock.pipeline.errortext import first_line
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +25,8 @@ def beating(beat: Callable[[], None], seconds: float) -> Iterator[None]:
         while not ended.wait(seconds):
             try:
                 beat()
-            except PenstockError as error:
-                log.warning("no sign of life could be given: %s", error)
+            except Exception as error:  # noqa: BLE001 - a run that stops beating is taken for dead, and replaced
+                log.warning("no sign of life could be given: %s", first_line(error))
 
     thread = threading.Thread(target=go_on, name="beat", daemon=True)
     thread.start()

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from penstock.base.errors import PenstockError
 from penstock.base.units import rough_size
 from penstock.journal import labels
 from penstock.journal.client import Client
@@ -24,11 +23,13 @@ from penstock.log.keeping import keep
 from penstock.log.message import MessageOffset
 from penstock.log.offsets import Commit
 from penstock.pipeline.clock import now_us
+from penstock.pipeline.errortext import first_line
 from penstock.pipeline.settings import PipelineSettings
 
 log = logging.getLogger(__name__)
 
 _LOOK_EVERY = 0.5
+_AFTER_ERROR = 5.0
 
 
 class Housekeeping:
@@ -69,9 +70,9 @@ class Housekeeping:
         while not self._stop.wait(_LOOK_EVERY):
             try:
                 self._look()
-            except (PenstockError, OSError) as error:
-                log.warning("upkeep of the log, tried again: %s", error)
-                self._stop.wait(5.0)
+            except Exception as error:  # noqa: BLE001 - without upkeep the log would fill, and nobody know why
+                log.warning("upkeep of the log, tried again: %s", first_line(error))
+                self._stop.wait(_AFTER_ERROR)
 
     def _look(self) -> None:
         self._measure()
