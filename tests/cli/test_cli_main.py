@@ -72,6 +72,23 @@ def test_no_arguments_show_help_and_end_with_2(tmp_path: Path) -> None:
     assert "Start here:" in done.stderr + done.stdout
 
 
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_a_command_that_was_started_without_streams_does_its_work(
+    shop: Shop, closed: tuple[int, ...]
+) -> None:
+    """Without an output `status` and `run` ended in an error of Python's, and a question without an input did."""
+    redirected = " ".join(f"{number}{'<' if number == 0 else '>'}&-" for number in closed)
+    script = f'exec "$@" {redirected}'
+    for arguments, code in ((["status"], 0), (["offset", "mark", "audit", "0"], 2)):
+        words = [sys.executable, "-c", START, *arguments, "--data-dir", str(shop.data)]
+        environment = {**os.environ, "PYTHONPATH": str(SOURCE_ROOT)}
+        command = ["sh", "-c", script, "sh", *words]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.returncode, "unexpected" in done.stderr) == (code, False), done.stderr
+
+
 def test_the_version_imports_nothing_heavy(tmp_path: Path) -> None:
     """What makes a command slow to start are its imports; a clock would only measure the machine."""
     done = penstock_process("--version", cwd=tmp_path)

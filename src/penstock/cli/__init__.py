@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import sys
 from typing import NoReturn
 
@@ -140,6 +141,20 @@ for _commands in _SECTIONS.values():
         cli.add_command(_command)
 
 
+def _open_standard_streams() -> None:
+    """Where a command was started without one of them, as some start their services, give it one that leads nowhere.
+
+    Otherwise the next file that is opened gets its number, and whatever is printed.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(number, mode))
+
+
 def main() -> NoReturn:
     """Run the command that was typed, and end the process with its exit code.
 
@@ -147,6 +162,7 @@ def main() -> NoReturn:
     Frozen ones are left out, and the system takes them back.
     """
     atexit.register(gc.freeze)
+    _open_standard_streams()
     try:
         code = cli.main(prog_name="penstock", standalone_mode=False)
     except (click.Abort, KeyboardInterrupt):
