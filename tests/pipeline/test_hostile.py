@@ -55,6 +55,7 @@ from penstock.pipeline import housekeeping, lag
 from penstock.pipeline.atomic import GROUP, decisions_of
 from penstock.pipeline.beating import beating
 from penstock.pipeline.definition import SinkNode
+from penstock.pipeline.delivering import step
 from penstock.pipeline.editing import Editor
 from penstock.pipeline.engine import Engine
 from penstock.pipeline.errortext import told
@@ -719,6 +720,43 @@ class TestImport:
             editor.restore("p", export)
         assert (here.held(), here.held(GROUP)) == (SinkOffsets(), before)
         assert editor.directory.sinks("p") == ["s"]
+
+
+class TestOpenTransaction:
+    """Messages 3 to 5 are of one whose end the log does not have."""
+
+    def editor(self, here: ByHand) -> Editor:
+        here.append("AAA")
+        half = [Message("A", b'{"n":%d}' % n, ts=NOW, mode=Mode.SYNC) for n in (3, 4, 5)]
+        here.log.append(half, {}, [], NOW, more=True)
+        OffsetLog(here.client, "p", "s", NOW).commit(Commit(watermark=2, delivered=2), {"A": 1}, NOW)
+        return Editor(Directory(here.client), "ann")
+
+    def test_no_edit_leads_a_sink_into_it(self, here: ByHand) -> None:
+        """It was given the rest as it came, by halves."""
+        editor, before = self.editor(here), here.held()
+        export = Exported("p", here.log.log_id, 6, NOW, (ExportedSink("s", 4),))
+        edits: list[Callable[[], object]] = [
+            lambda: editor.mark("p", "s", 4),
+            lambda: editor.ack("p", "s", [2, 3]),
+            lambda: editor.restore("p", export),
+        ]
+        for edit in edits:
+            with pytest.raises(UsageError, match=r"no end in the log yet|beyond the log"):
+                edit()
+        assert here.held().commit == before.commit
+        here.log.append([], {}, [], NOW)
+        assert editor.mark("p", "s", 4).after == 4
+
+    def test_a_sink_is_stepped_up_to_it(self, here: ByHand) -> None:
+        editor = self.editor(here)
+        pipeline = Pipeline("p")
+        pipeline.source("in", a.generate(count=1)).save("s", a.file(uri=f"file://{here.target()}"))
+        assert [done.offset for done in step(editor, pipeline, "s", 9, bury=False)] == [2]
+        with pytest.raises(UsageError, match="message 3 is of a transaction"):
+            list(step(editor, pipeline, "s", 1, bury=False))
+        here.log.append([], {}, [], NOW)
+        assert [done.offset for done in step(editor, pipeline, "s", 9, bury=False)] == [3, 4, 5]
 
 
 class TestHttp:

@@ -29,6 +29,7 @@ from penstock.pipeline.atomic import atomic_nodes, decisions_of, leave_group
 from penstock.pipeline.definition import Pipeline, SinkNode
 from penstock.pipeline.editing import Editor
 from penstock.pipeline.engine import at_hand
+from penstock.pipeline.moves import refuse_unended
 from penstock.pipeline.recompute import needs_spark, sink_node
 from penstock.pipeline.records import Replayed, Stepped
 from penstock.spark.single import SingleDelivery, SingleStager
@@ -46,10 +47,12 @@ def step(editor: Editor, pipeline: Pipeline, sink: str, count: int, *, bury: boo
         chain_steps(node)
         editor.require_sink_still(pipeline.name, node.name)
     reader = editor.directory.reader(pipeline.name)
-    end = reader.state().next
+    log = reader.state()
+    end = log.closed.offset
     with at_hand(pipeline), _by_hand(editor, pipeline, nodes, bury=bury) as delivery:
         at = delivery.watermark
         if at >= end:
+            refuse_unended(log, at)
             raise UsageError(f"sink '{sink}' has everything: its offset and the log's are both {end - 1}")
         with delivery:
             for record in itertools.islice(reader.show(at, end - 1), count):

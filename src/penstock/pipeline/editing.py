@@ -148,7 +148,7 @@ class Editor:
         """Set the offsets of every sink in an export; nothing is changed unless all of it can be."""
         self.require_still(pipeline)
         reader = self.directory.reader(pipeline)
-        exported.check(pipeline, self.directory.log_id(pipeline), reader.state().next)
+        exported.check(pipeline, self.directory.log_id(pipeline), reader.state().closed.offset)
         there = self.directory.sinks(pipeline)
         if GROUP not in there and any(wanted.sink == GROUP for wanted in exported.sinks):
             raise UsageError(

@@ -17,13 +17,16 @@ import msgspec
 from penstock.base.errors import UsageError
 from penstock.base.units import counted
 from penstock.log.offsets import Commit, SinkOffsets
+from penstock.log.positions import LogState
 from penstock.log.reader import LogReader
 from penstock.pipeline.records import Move
 
 
 def planned(sink: str, held: SinkOffsets, offset: int, reader: LogReader) -> Move:
     """What setting the sink's offset would come to; refuses one that the log does not have."""
-    commit, end = held.commit, reader.state().next
+    commit, log = held.commit, reader.state()
+    end = log.next
+    refuse_unended(log, offset)
     if not -1 <= offset < end:
         last = f"the last message of the log is {end - 1}" if end else "the log is empty"
         raise UsageError(
@@ -59,8 +62,10 @@ def acknowledged(
     held: SinkOffsets, wanted: Sequence[int], reader: LogReader
 ) -> tuple[Commit, dict[str, int]]:
     """The commit that acknowledges these messages without sending them."""
-    commit, end = held.commit, reader.state().next
+    commit, log = held.commit, reader.state()
+    end = log.next
     for offset in wanted:
+        refuse_unended(log, offset)
         if offset < commit.watermark:
             raise UsageError(
                 f"message {offset} is acknowledged already: the sink's offset is {commit.watermark - 1}",
@@ -74,6 +79,15 @@ def acknowledged(
     if after.watermark > commit.watermark:
         namespaces.update(_last_of_each(reader, commit.watermark, after.watermark - 1))
     return after, namespaces
+
+
+def refuse_unended(log: LogState, offset: int) -> None:
+    """Refuse to lead a sink into a transaction whose end is not in the log: it would be given the rest by halves."""
+    if log.closed.offset <= offset < log.next:
+        raise UsageError(
+            f"message {offset} is of a transaction of the source that has no end in the log yet",
+            hint=f"run the pipeline until it has; the last message before it is {log.closed.offset - 1}",
+        )
 
 
 def in_words(move: Move) -> str:
