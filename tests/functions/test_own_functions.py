@@ -85,6 +85,7 @@ LINE = fail.__code__.co_firstlineno + 1
         (lambda message: exit(3), "!SystemExit: 3"),
         (typo, "!AttributeError: 'MutableMessage' object has no attribute 'dta'"),
         (assign([1]), "!the function set data to a value of type list, a dict is wanted"),
+        (assign(None), "!the function set data to a value of type NoneType, a dict is wanted"),
         (assign({5: 1}), "!the function set a field named 5, names are text"),
         (assign({"a": {"b": [object()]}}), "!field 'a': at b[0]: "),
         (with_("ns", ""), "!the function set ns to ''"),

@@ -40,37 +40,41 @@ _NONE = object()
 class MutableMessage:
     """The message that a Python function gets. `op` is a word, `ts` counts microseconds since 1970."""
 
-    __slots__ = ("_data", "_editable", "_read", "ns", "op", "ts")
+    __slots__ = ("_data", "_editable", "_opened", "_read", "ns", "op", "ts")
 
     def __init__(self, editable: Editable) -> None:
         self.ns = editable.ns
         self.op = editable.op
         self.ts = editable.ts
         self._editable = editable
-        self._data: Document | None = None
+        self._opened = False
+        """Whether `_data` is there: read or assigned."""
+        self._data: Document = {}
         self._read: Document = {}
 
     @property
     def data(self) -> Document:
         """The fields and their values; change them in place, or assign others."""
-        if self._data is None:
+        if not self._opened:
             try:
                 self._data = values.decode_document(self._editable.text())
             except ValuesError as error:
                 raise FunctionError(f"data is not a JSON object: {error.message}") from None
             self._read = dict(self._data)
+            self._opened = True
         return self._data
 
     @data.setter
     def data(self, fields: Document) -> None:
         self._data = fields
+        self._opened = True
 
     def __repr__(self) -> str:
         return f"<{self.op} of {self.ns}: {self._editable.text()!r}>"
 
     def opened(self) -> tuple[Document, Document] | None:
         """The data as it is and as it was read; None if nobody asked for it or assigned it."""
-        return None if self._data is None else (self._data, self._read)
+        return (self._data, self._read) if self._opened else None
 
 
 class MessageFunction(Protocol):
