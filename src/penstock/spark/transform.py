@@ -17,18 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.adaptors import staging
 from penstock.base.errors import UsageError
 from penstock.functions.chain import Chain, NamespaceMatcher, Refused, Step, StepCount
+from penstock.spark.returned import TEXT, TYPES, messages_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.accumulators import Accumulator
     from pyspark.sql import DataFrame, Observation
 
-REQUIRED = ("offset", "ts", "mode", "op", "ns", "data")
-PASSED_SCHEMA = (
-    "offset BIGINT, ts TIMESTAMP, mode STRING, op STRING, ns STRING, key STRING, old_key STRING, data STRING, "
-    "origin STRING"
-)
-_TEXT = "_penstock_text"
+PASSED_SCHEMA = ", ".join(f"{name} {kind}" for name, kind in TYPES.items())
 _MEANT = "_penstock_meant"
 """Whether a DataFrame function means the row's namespace; decided by the one matcher there is, in Python."""
 
@@ -151,15 +147,12 @@ class Earlier:
             others = frame.where(~sf.col(_MEANT)).drop(_MEANT)
             frame = frame.where(sf.col(_MEANT))
         frame = frame.drop(_MEANT)
-        shown = frame.withColumn(_TEXT, sf.col("data")).withColumn("data", sf.try_parse_json("data"))
+        shown = frame.withColumn(TEXT, sf.col("data")).withColumn("data", sf.try_parse_json("data"))
         # A text that does not parse is a null here, which the function would drop without a word.
         before, after = Observation(), Observation()
         place = sf.when(sf.col("data").isNull(), sf.struct("offset", "ns"))
         shown = shown.observe(before, sf.min(place).alias("first"), sf.count(sf.lit(1)).alias("rows"))
-        result = _planned(step, shown)
-        if check:
-            refuse_state(step, shown, result)
-        back = _back_to_text(shown, result).observe(after, sf.count(sf.lit(1)).alias("rows"))
+        back = _planned(step, shown, check=check).observe(after, sf.count(sf.lit(1)).alias("rows"))
         self._looks.append((step.name, before, after))
         return back if others is None else back.unionByName(others)
 
@@ -236,35 +229,21 @@ class _Pass:
         return batch.append_column(_MEANT, pa.array(answers, pa.bool_()).take(names.indices))
 
 
-def _planned(step: FrameStep, shown: DataFrame) -> DataFrame:
-    """What the function makes of the frame. A plan that Spark refuses would be refused every time."""
+def _planned(step: FrameStep, shown: DataFrame, *, check: bool) -> DataFrame:
+    """The messages that the function makes of the frame. A plan that Spark refuses would be refused every time."""
     from pyspark.errors import AnalysisException, ParseException
 
     try:
         result = step.function(shown)
+        messages = messages_of(step.name, shown, result)
     except (AnalysisException, ParseException) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(
             f"transformation '{step.name}': {reason}", hint="see the query or function there"
         ) from None
-    _require_columns(step, result)
-    return result
-
-
-def _require_columns(step: FrameStep, result: object) -> None:
-    from pyspark.sql import DataFrame
-
-    if not isinstance(result, DataFrame):
-        raise UsageError(
-            f"transformation '{step.name}' returned {type(result).__name__}, expected a DataFrame",
-            hint="return the DataFrame you made from the one you were given",
-        )
-    missing = [name for name in REQUIRED if name not in result.columns]
-    if missing:
-        raise UsageError(
-            f"transformation '{step.name}' lost of the message's columns: {', '.join(missing)}",
-            hint="keep the message's columns; use withColumn and where rather than select",
-        )
+    if check:
+        refuse_state(step, shown, result)
+    return messages
 
 
 _STATEFUL = {"Aggregate": "an aggregation", "Deduplicate": "a de-duplication", "Window": "a window function"}
@@ -303,33 +282,3 @@ def _holds(node: Any, given: Any) -> bool:
         return True
     children = node.children()
     return any(_holds(children.apply(i), given) for i in range(children.size()))
-
-
-def _back_to_text(shown: DataFrame, result: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as sf
-    from pyspark.sql.types import StringType
-
-    untouched = _attribute(shown, "data") == _attribute(result, "data")
-    if untouched and _TEXT in result.columns:
-        text = sf.col(_TEXT)
-    elif isinstance(result.schema["data"].dataType, StringType):
-        text = sf.col("data")
-    else:
-        text = sf.to_json("data")
-    keys = [
-        (sf.col(name) if name in result.columns else sf.lit(None).cast("string")).alias(name)
-        for name in ("key", "old_key")
-    ]
-    origin = sf.col("origin") if "origin" in result.columns else sf.col("ns")
-    return result.select(
-        "offset", "ts", "mode", "op", "ns", *keys, text.alias("data"), origin.alias("origin")
-    )
-
-
-def _attribute(frame: DataFrame, name: str) -> int:
-    """The identity of a column: the same number as long as nobody assigned it."""
-    output = frame._jdf.queryExecution().analyzed().output()
-    for i in range(output.size()):
-        if output.apply(i).name() == name:
-            return int(output.apply(i).exprId().id())
-    return -1
