@@ -542,12 +542,15 @@ def until(true: Callable[[], bool], seconds: float = 60) -> None:
 
 
 class TestSingleDelivery:
-    def delivery(self, here: ByHand, sink: FileSink | None = None) -> SingleDelivery:
+    def delivery(
+        self, here: ByHand, sink: FileSink | None = None, behind: str | None = None
+    ) -> SingleDelivery:
         return SingleDelivery(
             sink_name="s",
             sink=sink or FileSink(here.target()),
             accept=Namespace(".*"),
             steps=[],
+            behind=behind,
             offsets=OffsetLog(here.client, "p", "s", NOW),
             log_id=here.log.log_id,
             scratch=here.path / "scratch",
@@ -598,10 +601,10 @@ class TestSingleDelivery:
         batch = batch_of([Record(0, NOW, Mode.COPY, Op.INSERT, "A", b"{}")])
         index = batch.schema.get_field_index("data")
         batch = batch.set_column(index, "data", pa.array([None], batch.column("data").type))
-        with self.delivery(here) as delivery:
+        with self.delivery(here, behind="odd") as delivery:
             done = delivery.deliver([batch], 1)
         assert done.refused is not None
-        assert (done.watermark, done.refused.offset, done.refused.ns) == (0, 0, "A")
+        assert (done.watermark, done.refused.offset, done.refused.ns, done.refused.node) == (0, 0, "A", "odd")
         assert "data is null" in done.refused.error
 
 

@@ -114,3 +114,40 @@ def test_a_batch_with_more_dead_than_are_told_of_at_once_is_delivered_to_its_end
     assert (tmp_path / "out.jsonl").read_text().splitlines() == [f'{{"n":{n}}}' for n in range(0, 100, 2)]
     with connect(tmp_path / "data") as client:
         assert [letter.offset for letter in deadletters.load(client, "p")] == list(range(1, 100, 2))
+
+
+def test_a_row_that_a_dataframe_function_spoils_is_refused_and_not_left_out(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    """A line with a null in it was none: the sink had written it, by its account, and the file did not hold it."""
+    spoilt = sf.when(sf.col("offset") != 1, sf.col("op"))
+    pipeline = Pipeline("p")
+    node = source(pipeline, tmp_path, 3).transform("odd", lambda df: df.withColumn("op", spoilt))
+    node.save("out", a.file(uri=f"file://{tmp_path}/out.jsonl", envelope=True), on_error="dead-letter")
+    summary = run(pipeline, data_dir=tmp_path / "data", once=True, spark=spark)
+    assert (summary.exit_code, summary.sinks[0].delivered, summary.sinks[0].dead) == (0, 2, 1)
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
+    with connect(tmp_path / "data") as client:
+        [letter] = deadletters.load(client, "p")
+    assert (letter.offset, letter.error) == (1, "the function set op to null")
+
+
+@pytest.mark.parametrize(
+    "change, complaint",
+    [
+        ("offset - 2 * int(offset / 2)", "a function made up offset 0 in the batch [2, 4)"),
+        ("nullif(offset, 3)", "a function gave back a row without an offset in the batch [2, 4)"),
+    ],
+)
+def test_a_row_of_no_message_of_its_batch_is_refused(
+    tmp_path: Path, spark: SparkSession, change: str, complaint: str
+) -> None:
+    """One from before the batch was taken for one that the target has, and the message for dropped."""
+    pipeline = Pipeline("p", batch_messages=2)
+    node = source(pipeline, tmp_path, 4).transform(
+        "odd", lambda df: df.withColumn("offset", sf.expr(f"cast({change} AS BIGINT)"))
+    )
+    node.save("out", a.file(uri=f"file://{tmp_path}/out.jsonl"))
+    summary = run(pipeline, data_dir=tmp_path / "data", once=True, spark=spark)
+    assert (summary.exit_code, summary.sinks[0].delivered, summary.sinks[0].pending) == (2, 2, 2)
+    assert complaint in str(summary.message)

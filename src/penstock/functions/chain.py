@@ -1,9 +1,10 @@
 """The chain: what happens to a batch between the log and one sink.
 
 1. The sink's own filter is asked about the namespace as the log has it; what it does not mean is left out.
-2. Each function is applied, in order, to the messages whose current namespace its filter accepts. Commands
+2. Behind a function of a DataFrame, what it gave back is looked at (`functions.givenback`).
+3. Each function is applied, in order, to the messages whose current namespace its filter accepts. Commands
    are given to no function.
-3. What a function dropped is left out. What it could not decide is left out too, and reported.
+4. What a function dropped is left out. What it could not decide is left out too, and reported.
 
 The batch keeps its columns `offset, ts, mode, op, ns, key, old_key, data` and gains `origin`, the namespace as logged.
 Namespaces are matched once for each distinct name, rows that no function is asked about are not looked at,
@@ -23,6 +24,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.functions.givenback import usable
 from penstock.functions.kinds import BatchFunction
 from penstock.functions.rows import Rows, as_unicode
 from penstock.functions.steps import NamespaceMatcher, Refused, Step, StepCount
@@ -42,10 +44,11 @@ class Applied(NamedTuple):
 
 
 class Chain:
-    """The functions in front of one sink, in their order."""
+    """The functions in front of one sink, in their order; `behind` is the DataFrame function before them, if any."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[Step], behind: str | None = None) -> None:
         self.steps = tuple(steps)
+        self.behind = behind
 
     def apply(self, batch: pa.RecordBatch, sink_accept: NamespaceMatcher) -> Applied:
         """Filter and transform one batch."""
@@ -54,6 +57,9 @@ class Chain:
             batch = batch.filter(wanted)
         if "origin" not in batch.schema.names:
             batch = batch.append_column("origin", batch.column("ns"))
+        unusable: list[Refused] = []
+        if self.behind is not None:
+            batch, unusable = usable(batch, self.behind)
         passage = _Passage(batch)
         for takes_batches, steps in itertools.groupby(self.steps, _takes_batches):
             if takes_batches:
@@ -61,7 +67,7 @@ class Chain:
                     passage.over_the_batch(step)
             else:
                 passage.over_the_rows(list(steps))
-        return Applied(passage.batch, passage.refused(), passage.counts)
+        return Applied(passage.batch, sorted([*unusable, *passage.refused()]), passage.counts)
 
 
 class _Passage:

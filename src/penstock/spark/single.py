@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 Bury = Callable[[Refusal], None]
 """Keeps a refused message among the dead letters; durable on return."""
 
-NO_DATA = "data is null: the text is not JSON, or a DataFrame function made it so"
-"""Why a message without data is refused."""
-
 NOTHING = Staged("", 0, 0, 0, -1, -1, True, {})
 
 
@@ -58,20 +55,25 @@ class SingleStager:
     """Takes one message through the functions in front of a sink, and stages it."""
 
     def __init__(
-        self, name: str, sink: Sink, accept: NamespaceMatcher, steps: Sequence[Step], scratch: Path
+        self,
+        name: str,
+        sink: Sink,
+        accept: NamespaceMatcher,
+        steps: Sequence[Step],
+        scratch: Path,
+        behind: str | None = None,
     ) -> None:
+        """`behind` is the DataFrame function that the rows come from, if any."""
         self.name = name
         self.sink = sink
         self._accept = accept
-        self._chain = Chain(steps)
+        self._chain = Chain(steps, behind)
         self._directory = sink.staging(scratch)
 
     def stage(
         self, rows: pa.RecordBatch, skip_below: int, plan: str = "", lane: int = 0
     ) -> tuple[Staged, Refusal | None]:
         """What was staged of the message, nothing if the functions leave it out; and who refused it, if someone did."""
-        if rows.column("data").null_count:
-            return NOTHING, Refusal(rows.column("offset")[0].as_py(), origin_of(rows), NO_DATA, self.name)
         applied = self._chain.apply(rows, self._accept)
         if applied.refused:
             first = applied.refused[0]
@@ -100,12 +102,16 @@ class SingleDelivery:
         offsets: OffsetLog,
         log_id: str,
         scratch: Path,
+        behind: str | None = None,
         bury: Bury | None = None,
         clock: Callable[[], int] = now_us,
     ) -> None:
-        """`bury`, if given, takes refused messages; without it the first one ends the delivery."""
+        """`behind` is the DataFrame function that the messages come from, if any.
+
+        `bury`, if given, takes refused messages; without it the first one ends the delivery.
+        """
         self._name = sink_name
-        self._stager = SingleStager(sink_name, sink, accept, steps, scratch)
+        self._stager = SingleStager(sink_name, sink, accept, steps, scratch, behind)
         self._offsets = offsets
         self._log_id = log_id
         self._bury = bury

@@ -17,6 +17,7 @@ import msgspec
 from penstock.adaptors.base import Order, Sink
 from penstock.base.errors import PenstockError, UsageError
 from penstock.spark.options import SourceOptions
+from penstock.spark.returned import NO_OFFSET
 from penstock.spark.sealed import Safe
 from penstock.spark.tasks import LogRead, StageTask, Task
 from penstock.spark.transform import Earlier, Segment, observed
@@ -142,8 +143,10 @@ class Staging:
         for task in tasks:
             told |= {task.staged.first, task.staged.last} if task.staged.rows else set()
         if strange := sorted(offset for offset in told if not begin <= offset < end):
+            made_up = f"made up offset {strange[0]}"
+            deed = made_up if strange[0] != NO_OFFSET else "gave back a row without an offset"
             raise UsageError(
-                f"sink '{self._name}': a function made up offset {strange[0]} in the batch [{begin}, {end}); "
+                f"sink '{self._name}': a function {deed} in the batch [{begin}, {end}); "
                 "nothing of it was published",
                 hint="a function must leave the column offset as it is",
             )

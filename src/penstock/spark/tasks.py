@@ -21,19 +21,17 @@ import msgspec
 
 from penstock.adaptors.base import Refusal, Stage, Staged
 from penstock.base import faults
-from penstock.functions.chain import StepCount
+from penstock.functions.chain import Refused, StepCount
 from penstock.log.offsets import OffsetLog
 from penstock.spark.options import SourceOptions
 from penstock.spark.reach import Reach
 from penstock.spark.sealed import Sealed, discreet
-from penstock.spark.single import NO_DATA, Delivered, SingleDelivery, now_us
+from penstock.spark.single import Delivered, SingleDelivery, now_us
 from penstock.spark.transform import Segment, highest_offsets, summed, without
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import InputPartition
-
-    from penstock.functions.chain import Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,19 +146,24 @@ class StageTask:
         yield pa.RecordBatch.from_pydict({"report": [msgspec.json.encode(task).decode()]})
 
     def _rows(self, batches: Iterator[pa.RecordBatch], tally: _Tally) -> Iterator[pa.RecordBatch]:
-        import pyarrow.compute as pc
-
         for batch in batches if self._reads is None else self._reads.rows(batches):
             tally.count(batch)
             batch = without(batch, self._leave_out)
-            nulls = batch.filter(pc.is_null(batch.column("data")))
-            if nulls.num_rows:
-                tally.refuse_nulls(nulls, self._sink)
-                batch = batch.filter(pc.is_valid(batch.column("data")))
+            tally.refuse(self._made_up(batch))
             applied = self._segment.chain.apply(batch, self._segment.accept)
             tally.refuse(applied.refused)
             tally.counts = summed(tally.counts, applied.counts)
             yield applied.batch
+
+    def _made_up(self, batch: pa.RecordBatch) -> list[Refused]:
+        """A row from before the batch, which the sink would take for one that it has; whoever stages refuses it."""
+        import pyarrow.compute as pc
+
+        behind = self._segment.chain.behind
+        if behind is None or not batch.num_rows:
+            return []
+        lowest: int = pc.min(batch.column("offset")).as_py()
+        return [Refused(lowest, "", "of no message", behind)] if lowest < self._begin else []
 
 
 class _Tally:
@@ -180,14 +183,8 @@ class _Tally:
             self.namespaces[ns] = max(offset, self.namespaces.get(ns, -1))
 
     def refuse(self, refused: Sequence[Refused]) -> None:
-        self._keep([Refusal(r.offset, r.ns, r.error, r.node) for r in refused])
-
-    def refuse_nulls(self, batch: pa.RecordBatch, sink: str) -> None:
-        rows = batch.slice(0, self._limit + 1).select(["offset", "ns"]).to_pylist()
-        self._keep([Refusal(row["offset"], row["ns"], NO_DATA, sink) for row in rows])
-
-    def _keep(self, refusals: Sequence[Refusal]) -> None:
-        self.refused = sorted([*self.refused, *refusals], key=lambda refusal: refusal.offset)
+        new = [Refusal(r.offset, r.ns, r.error, r.node) for r in refused]
+        self.refused = sorted([*self.refused, *new], key=lambda refusal: refusal.offset)
         self.more = self.more or len(self.refused) > self._limit
         del self.refused[self._limit :]
 
@@ -229,6 +226,7 @@ class SingleTask:
             sink=self._sealed.open(),
             accept=self._segment.accept,
             steps=self._segment.chain.steps,
+            behind=self._segment.chain.behind,
             offsets=offsets,
             log_id=self._log_id,
             scratch=self._scratch,

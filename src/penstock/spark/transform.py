@@ -64,13 +64,14 @@ def segments(steps: Sequence[Step | FrameStep], accept: NamespaceMatcher) -> lis
     """The passes: each but the last ends with a DataFrame function."""
     found: list[Segment] = []
     pending: list[Step] = []
+    behind: str | None = None
     for step in steps:
         if isinstance(step, Step):
             pending.append(step)
         else:
-            found.append(Segment(Chain(pending), accept if not found else Everything(), step))
-            pending = []
-    found.append(Segment(Chain(pending), accept if not found else Everything(), None))
+            found.append(Segment(Chain(pending, behind), accept if not found else Everything(), step))
+            pending, behind = [], step.name
+    found.append(Segment(Chain(pending, behind), accept if not found else Everything(), None))
     return found
 
 
