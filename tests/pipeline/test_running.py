@@ -78,6 +78,18 @@ class TestSql:
             summary.message or ""
         )
 
+    def test_a_query_with_names_decides_and_leaves_the_text_alone(
+        self, tmp_path: Path, spark: SparkSession
+    ) -> None:
+        text = (
+            "WITH late AS (SELECT * FROM messages WHERE data:n::int >= 18), "
+            "counted AS (SELECT id, count(*) AS c FROM range(19) GROUP BY id) "
+            "SELECT late.* FROM late JOIN counted ON id = offset WHERE EXISTS (SELECT 1 FROM counted)"
+        )
+        summary = self.outcome(tmp_path, spark, text)
+        assert (summary.exit_code, summary.message, summary.sinks[0].delivered) == (0, None, 1)
+        assert (tmp_path / "out.jsonl").read_text() == '{"n":18, "x":1.10}\n'
+
 
 def test_functions_that_keep_state_are_refused_and_joins_with_tables_are_not(
     tmp_path: Path, spark: SparkSession

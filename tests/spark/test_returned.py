@@ -48,6 +48,16 @@ def test_what_one_part_of_a_union_assigns_counts_and_the_others_keep_their_text(
     assert texts(spark, lambda df: parts(df)[1].union(parts(df)[0])) == wanted
 
 
+def test_what_goes_through_a_name_of_a_query_keeps_its_text(spark: SparkSession) -> None:
+    """There Spark gives all columns new identities, also those that nobody assigned."""
+
+    def query(df: DataFrame) -> DataFrame:
+        df.createOrReplaceTempView("named")
+        return spark.sql("WITH all AS (SELECT * FROM named) SELECT * FROM all WHERE op = 'insert'")
+
+    assert texts(spark, query) == ['{"n": 0.0}', '{"n": 1.0}']
+
+
 def test_a_field_that_is_null_stays_one(spark: SparkSession) -> None:
     struct = sf.struct(sf.lit(1).alias("a"), sf.lit(None).cast("string").alias("b"))
     assert texts(spark, lambda df: df.withColumn("data", struct)) == ['{"a":1,"b":null}'] * 2

@@ -5,8 +5,8 @@ that has no JSON. The columns get the types that they have in a message; a value
 null, and the message is refused (`functions.givenback`).
 
 The text that `data` was parsed from goes on unless the function assigned `data`. Whoever assigns a column gives it
-another identity in Spark's plan; but a union has the identities of its first part, whatever the others did. There
-the values are compared, row by row.
+another identity in Spark's plan; but a union has the identities of its first part, whatever the others did, and behind
+the names of a WITH all columns have new ones. There the values are compared, row by row.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _text(shown: DataFrame, result: DataFrame) -> Column:
     written = sf.to_json("data", {"ignoreNullFields": "false"})
     if TEXT not in result.columns:
         return written
-    if _has_union(result._jdf.queryExecution().analyzed(), shown._jdf.queryExecution().analyzed()):
+    if _mixes(result._jdf.queryExecution().analyzed(), shown._jdf.queryExecution().analyzed()):
         same = written.eqNullSafe(sf.to_json(sf.try_parse_json(TEXT)))
         return sf.when(same, sf.col(TEXT)).otherwise(written)
     untouched = _attribute(shown, "data") == _attribute(result, "data")
@@ -111,11 +111,11 @@ def _attribute(frame: DataFrame, name: str) -> int:
     return -1
 
 
-def _has_union(node: Any, given: Any) -> bool:
-    """Whether parts were put together between this node and what the function was given."""
+def _mixes(node: Any, given: Any) -> bool:
+    """Whether identities tell nothing, between this node and what the function was given."""
     if node.fastEquals(given):
         return False
-    if node.nodeName() == "Union":
+    if node.nodeName() in ("Union", "WithCTE"):
         return True
     children = node.children()
-    return any(_has_union(children.apply(i), given) for i in range(children.size()))
+    return any(_mixes(children.apply(i), given) for i in range(children.size()))

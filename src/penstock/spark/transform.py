@@ -18,6 +18,7 @@ from penstock.adaptors import staging
 from penstock.base.errors import UsageError
 from penstock.functions.chain import Chain, NamespaceMatcher, Refused, Step, StepCount
 from penstock.spark.returned import TEXT, TYPES, messages_of
+from penstock.spark.stateless import refuse_state
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -243,43 +244,5 @@ def _planned(step: FrameStep, shown: DataFrame, *, check: bool) -> DataFrame:
             f"transformation '{step.name}': {reason}", hint="see the query or function there"
         ) from None
     if check:
-        refuse_state(step, shown, result)
+        refuse_state(step.name, shown, result)
     return messages
-
-
-_STATEFUL = {"Aggregate": "an aggregation", "Deduplicate": "a de-duplication", "Window": "a window function"}
-
-
-def refuse_state(step: FrameStep, shown: DataFrame, result: DataFrame) -> None:
-    """Refuse operators whose result would depend on where a batch begins and ends.
-
-    A batch is whatever was there at the time; after a restart it is another one (DESIGN 3).
-    """
-    given = shown._jdf.queryExecution().analyzed()
-    found = _stateful(result._jdf.queryExecution().analyzed(), given)
-    if found is not None:
-        raise UsageError(
-            f"transformation '{step.name}' uses {found}, which sees only the messages of one batch",
-            hint="keep state in a query of your own on spark.readStream.format('penstock')",
-        )
-
-
-def _stateful(node: Any, given: Any) -> str | None:
-    """The first operator that keeps state between this node and what the function was given."""
-    if node.fastEquals(given):
-        return None
-    name: str = node.nodeName()
-    children = [node.children().apply(i) for i in range(node.children().size())]
-    if name in _STATEFUL:
-        return _STATEFUL[name]
-    if name == "Join" and all(_holds(child, given) for child in children):
-        return "a join of the messages with themselves"
-    return next((found for child in children if (found := _stateful(child, given)) is not None), None)
-
-
-def _holds(node: Any, given: Any) -> bool:
-    """Whether messages come out of this part of a plan."""
-    if node.nodeName() == given.nodeName() == "CollectMetrics":
-        return True
-    children = node.children()
-    return any(_holds(children.apply(i), given) for i in range(children.size()))
