@@ -195,8 +195,10 @@ cases:
       ids: [drop, {text: '{"id":2}'}, {data: {id: 3}}]
       new: [{contains: {id: 1}}, drop, {contains: {id: 3}}]
   - name: what spark cannot read
-    input: [{ns: orders, data: '{"id":1'}]
-    expect: {ids: {error: cannot read}}
+    input: [{ns: orders, data: '{"id":1'}, {ns: orders, data: {id: 2}}, {ns: orders, data: '{"id":3,"id":4}'}]
+    expect:
+      ids: [{error: cannot read}, drop, {error: cannot read}]
+      new: [{error: cannot read}, {data: {id: 2}}, {error: cannot read}]
 """
 
 

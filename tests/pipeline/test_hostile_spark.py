@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -22,10 +24,21 @@ from penstock.pipeline.definition import Node
 from penstock.pipeline.progress import Progress
 from penstock.pipeline.runner import run
 from penstock.spark import batch
+from penstock.spark.staging import Staging
+from penstock.spark.tasks import Task
+from penstock.spark.work import Work
 
 from .picky import Picky
 
 pytestmark = pytest.mark.spark
+
+
+def with_name(ns: str) -> Callable[[MutableMessage], MutableMessage]:
+    def function(message: MutableMessage) -> MutableMessage:
+        message.ns = ns
+        return message
+
+    return function
 
 
 def source(pipeline: Pipeline, path: Path, count: int) -> Node:
@@ -151,3 +164,29 @@ def test_a_row_of_no_message_of_its_batch_is_refused(
     summary = run(pipeline, data_dir=tmp_path / "data", once=True, spark=spark)
     assert (summary.exit_code, summary.sinks[0].delivered, summary.sinks[0].pending) == (2, 2, 2)
     assert complaint in str(summary.message)
+
+
+def test_messages_that_spark_cannot_read_are_told_of_together(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One was told of at a time, and for each of them the whole batch was staged anew."""
+    staged: list[Work] = []
+    stage = Staging.stage
+
+    def watched(self: Staging, work: Work, *rest: Any) -> list[Task]:
+        staged.append(work)
+        return stage(self, work, *rest)
+
+    monkeypatch.setattr(Staging, "stage", watched)
+    (tmp_path / "in.jsonl").write_text("".join(f'{{"n":{n},"n":0}}\n{{"n":{n}}}\n' for n in range(8)))
+    pipeline = Pipeline("p")
+    node = pipeline.source("in", a.file(uri=f"file://{tmp_path}/in.jsonl"))
+    node = node.transform("moved", f.python(with_name("other"))).transform("all", lambda df: df.where("true"))
+    node.save("out", a.file(uri=f"file://{tmp_path}/out.jsonl"), on_error="dead-letter")
+    summary = run(pipeline, data_dir=tmp_path / "data", once=True, spark=spark)
+    assert (summary.exit_code, summary.sinks[0].delivered, summary.sinks[0].dead) == (0, 8, 8)
+    assert len(staged) == 2
+    with connect(tmp_path / "data") as client:
+        letters = list(deadletters.load(client, "p"))
+    assert [letter.offset for letter in letters] == list(range(0, 16, 2))
+    assert {letter.ns for letter in letters} == {"in"}

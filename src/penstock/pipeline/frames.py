@@ -73,7 +73,8 @@ def _course(spark: SparkSession, records: Sequence[Record], sink: SinkNode) -> C
         rows += rows_of(applied.batch)
         refused.update({refusal.offset: (refusal.node, refusal.error) for refusal in applied.refused})
     left_out = frozenset(record.offset for record in records if not sink.ns.matches(record.ns))
-    return Course(left_out, _refusals(sink, refused), rows, None)
+    out = [row for row in rows if row.offset not in refused]
+    return Course(left_out, _refusals(sink, refused), out, None)
 
 
 def _refusals(sink: SinkNode, refused: dict[int, tuple[str, str]]) -> list[Pass]:

@@ -29,6 +29,8 @@ PASSED_SCHEMA = ", ".join(f"{name} {kind}" for name, kind in TYPES.items())
 _MEANT = "_penstock_meant"
 """Whether a DataFrame function means the row's namespace; decided by the one matcher there is, in Python."""
 
+UNREAD = "Spark cannot read the text as JSON (a name twice, perhaps, or a number out of range)"
+
 REPORTED_REFUSALS = 100
 """A task reports so many refusals in full; the first one is what stops the sink."""
 
@@ -130,10 +132,10 @@ class Earlier:
         """To be asked once the batch has been staged."""
         seen = self._told.value
         for step, before, after in self._looks:
-            first = observed(before, "first")
-            if first is not None:
-                error = "Spark cannot read the text as JSON (a name twice, perhaps, or a number out of range)"
-                seen = seen.and_(Seen((Refused(first["offset"], first["ns"], error, step),)), self._limit)
+            unread = [
+                Refused(at["offset"], at["origin"], UNREAD, step) for at in observed(before, "unread") or ()
+            ]
+            seen = seen.and_(Seen(tuple(unread)), self._limit)
             into, out = observed(before, "rows") or 0, observed(after, "rows") or 0
             count = StepCount(into, out, max(into - out, 0), 0)
             seen = seen.and_(Seen(counts=((step, count),)), self._limit)
@@ -152,8 +154,9 @@ class Earlier:
         shown = frame.withColumn(TEXT, sf.col("data")).withColumn("data", sf.try_parse_json("data"))
         # A text that does not parse is a null here, which the function would drop without a word.
         before, after = Observation(), Observation()
-        place = sf.when(sf.col("data").isNull(), sf.struct("offset", "ns"))
-        shown = shown.observe(before, sf.min(place).alias("first"), sf.count(sf.lit(1)).alias("rows"))
+        unread = sf.collect_list(sf.when(sf.col("data").isNull(), sf.struct("offset", "origin")))
+        told = sf.slice(sf.array_sort(unread), 1, self._limit)
+        shown = shown.observe(before, told.alias("unread"), sf.count(sf.lit(1)).alias("rows"))
         back = _planned(step, shown, check=check).observe(after, sf.count(sf.lit(1)).alias("rows"))
         self._looks.append((step.name, before, after))
         return back if others is None else back.unionByName(others)
