@@ -126,6 +126,27 @@ def test_what_is_no_document_is_kept_with_its_place_and_text_may_be_wrapped() ->
     assert log.messages("lines")[0].key == b'{"text":"plain"}'
 
 
+@pytest.mark.parametrize(
+    ("body", "kind", "told"),
+    [
+        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "json", "nested too deeply"),
+        (b"\x01" * (4 << 20), "text", "longer than a message may be"),
+    ],
+    ids=["nested", "escaped"],
+)
+def test_what_the_log_cannot_take_is_kept_and_does_not_stop_its_stream(
+    body: bytes, kind: str, told: str
+) -> None:
+    port, log = free_port(), Log()
+    thread = sending(port, [IteratorStream("odd", lambda point: [Record(1, body), Record(2, b'{"a":1}')])])
+    log.read(port, body=kind)
+    thread.join(60)
+    assert not thread.is_alive()
+    [bad] = [each for batch in log.batches for each in batch.bad]
+    assert told in bad.error
+    assert len(log.messages("odd")) == 1
+
+
 def test_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(UsageError, match="needs 'listen'"):
         a.connector().source()

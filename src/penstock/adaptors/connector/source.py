@@ -22,6 +22,7 @@ from penstock.adaptors.connector import Connector
 from penstock.adaptors.connector.inlet import Inlet, InletWorker, Item
 from penstock.adaptors.documents import key_of
 from penstock.adaptors.eventloop import EventLoop
+from penstock.adaptors.formats.lines import fault
 from penstock.base.errors import AwayError, UsageError
 from penstock.connector import frames as fr
 from penstock.connector.framing import Splitter
@@ -33,7 +34,6 @@ MOST_BYTES = 1024 * 1024
 WAIT = 0.1
 STOP = 15.0
 _KEPT = 1024 * 1024
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class ConnectorSource(Source):
@@ -184,12 +184,13 @@ class _State:
         try:
             if self._settings.body == "text":
                 body = msgspec.json.encode({"text": body.decode()})
-            _fields(body)
-            body.decode()
+            wrong = fault(body)
+            if wrong is not None:
+                raise ValueError(wrong)
             key = key_of(body, self._settings.key) if self._settings.key else None
             if key is None and len(frame.key):
                 key = msgspec.json.encode({"key": bytes(frame.key).decode()})
-        except (ValueError, msgspec.DecodeError) as error:
+        except ValueError as error:
             place = f"stream {ns} ({frame.stream}), message {frame.id}"
             return Bad(ns, place, str(error), body[:_KEPT])
         return Message(ns, body, Op.INSERT, frame.time if frame.time > 0 else now, mode, key)
