@@ -147,6 +147,20 @@ def test_what_the_log_cannot_take_is_kept_and_does_not_stop_its_stream(
     assert len(log.messages("odd")) == 1
 
 
+def test_a_time_that_no_calendar_has_is_that_of_coming() -> None:
+    """A connector may count in nanoseconds; sinks that write the time as a date could not."""
+    times = (1_700_000_000_000_000, 1_700_000_000_000_000_000, 2**63 - 1, 0, -(2**63))
+    records = [Record(number, b'{"a":1}', time=at) for number, at in enumerate(times)]
+    port, log, before = free_port(), Log(), time.time_ns() // 1000
+    thread = sending(port, [IteratorStream("late", lambda point: records)])
+    log.read(port)
+    thread.join(60)
+    told, *others = [message.ts for message in log.messages("late")]
+    assert told == times[0]
+    assert len(others) == 4
+    assert all(before <= ts <= time.time_ns() // 1000 for ts in others)
+
+
 def test_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(UsageError, match="needs 'listen'"):
         a.connector().source()

@@ -28,7 +28,7 @@ from penstock.connector import frames as fr
 from penstock.connector.framing import Splitter
 from penstock.connector.records import Point, Points
 from penstock.connector.settings import WorkerSettings, WorkerTls, instance_fault, split
-from penstock.log.message import Message, Mode, Op, Position, Resume
+from penstock.log.message import LAST_TS, Message, Mode, Op, Position, Resume
 
 MOST_BYTES = 1024 * 1024
 WAIT = 0.1
@@ -193,7 +193,8 @@ class _State:
         except ValueError as error:
             place = f"stream {ns} ({frame.stream}), message {frame.id}"
             return Bad(ns, place, str(error), body[:_KEPT])
-        return Message(ns, body, Op.INSERT, frame.time if frame.time > 0 else now, mode, key)
+        ts = frame.time if 0 < frame.time <= LAST_TS else now
+        return Message(ns, body, Op.INSERT, ts, mode, key)
 
     def _position(self, ns: str) -> Position:
         return cast("Position", {"streams": dict(self._lasts[ns]), "ended": sorted(self._ended.get(ns, ()))})
