@@ -132,6 +132,34 @@ def test_posts_and_datagrams_arrive(tmp_path: Path) -> None:
     rigged(tmp_path / "d", test)
 
 
+@pytest.mark.parametrize(
+    ("head", "taken"),
+    [
+        (b"X-Decoded-Content-Length: 2\r\nContent-Length: 5", b"hello"),
+        (b"Content-Length : 5", b"hello"),
+        (b"Content-Length: 5\r\nTransfer-Encoding: chunked", None),
+        (b"Content-Length: 5\r\nContent-Length: 2", None),
+        (b"Content-Length: 0_5", None),
+        (b"Content-Length: -5", None),
+    ],
+)
+def test_a_post_is_as_long_as_its_own_header_says_or_is_not_taken(head: bytes, taken: bytes | None) -> None:
+    async def test() -> None:
+        posts = Posts("127.0.0.1", 0, name="posts")
+        port = await posts.open()
+        posts.seek(None)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /hook HTTP/1.1\r\n" + head + b"\r\n\r\nhello")
+        if taken is None:
+            assert (await reader.readline()).startswith(b"HTTP/1.1 400")
+        else:
+            await eventually(lambda: list(posts.kept) == [taken])
+        writer.close()
+        posts.close()
+
+    asyncio.run(test())
+
+
 def appended(file: Path, content: bytes) -> None:
     with file.open("ab") as more:
         more.write(content)

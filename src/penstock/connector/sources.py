@@ -366,10 +366,8 @@ class Posts(Kept):
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(self._patience):
-                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-                length = int(head.partition("content-length:")[2].partition("\r\n")[0].strip() or 0)
-                ok = head.startswith("post ") and 0 < length <= _POST_LIMIT
-                code = await self._posted(await reader.readexactly(length)) if ok else "400 Bad Request"
+                length = _length_of((await reader.readuntil(b"\r\n\r\n")).decode("latin-1"))
+                code = await self._posted(await reader.readexactly(length)) if length else "400 Bad Request"
         except TimeoutError:
             code = "503 Service Unavailable"
         except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
@@ -389,3 +387,17 @@ class Posts(Kept):
         durable = self._waiting[number] = asyncio.get_running_loop().create_future()
         await durable
         return "200 OK"
+
+
+def _length_of(head: str) -> int:
+    """How long the body of a POST is; 0 for whatever has none that can be taken: it must be told once, as it is."""
+    request, *lines = head.split("\r\n")
+    fields = [
+        (name.strip().lower(), value.strip()) for name, _, value in (line.partition(":") for line in lines)
+    ]
+    told = [value for name, value in fields if name == "content-length"]
+    plain = (
+        len(told) == 1 and told[0].isdecimal() and not any(name == "transfer-encoding" for name, _ in fields)
+    )
+    length = int(told[0]) if plain and request.upper().startswith("POST ") else 0
+    return length if length <= _POST_LIMIT else 0
