@@ -218,6 +218,38 @@ def test_a_followed_file_that_is_cut_or_replaced_is_told_and_not_waited_for(
         read(lines)
 
 
+@pytest.mark.parametrize("same_process", [True, False])
+def test_a_file_that_was_replaced_while_no_worker_was_there_is_told(
+    tmp_path: Path, same_process: bool
+) -> None:
+    """What was read in this process is known; else a new file shows by having no line's end at the point."""
+    file = tmp_path / "f"
+    appended(file, b"one\ntwo\n")
+    lines = Lines(file, follow=True)
+    lines.seek(None)
+    assert len(read(lines) or ()) == 2
+    file.rename(tmp_path / "f.1")
+    if same_process:
+        appended(file, b"another\nand more\n")
+    else:
+        lines = Lines(file, follow=True)
+        appended(file, b"the first line of the next file\nand more\n")
+    with pytest.raises(CannotSeekError, match="it was replaced or cut"):
+        lines.seek(8)
+
+
+def test_a_file_goes_on_behind_a_last_line_that_had_no_end(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    appended(file, b"one\ntwo")
+    assert [record.id for record in read_all(Lines(file))] == [4, 7]
+    assert read_all(Lines(file), 7) == []
+    appended(file, b"\nthree\n")
+    assert read_all(Lines(file), 7)[-1] == Record(14, b"three")
+    file.write_bytes(b"one\ntwo more\nthree\n")
+    with pytest.raises(CannotSeekError, match="ends no line there"):
+        Lines(file).seek(7)
+
+
 def test_a_line_that_fits_no_frame_is_told_before_it_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

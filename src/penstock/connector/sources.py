@@ -54,16 +54,24 @@ class Lines(Stream):
         self._path = path
         self._follow = follow
         self._file: FileIO | None = None
+        self._known: os.stat_result | None = None
+        """Which file it was that was read before."""
         self._rest = b""
         self._at = 0
 
     def seek(self, point: int | None) -> None:
         self.close()
         self._at, self._rest = point or 0, b""
-        size = self._path.stat().st_size
-        if self._at > size:
-            raise self._changed(f"has {size} bytes")
         self._file = FileIO(self._path)
+        mine = os.fstat(self._file.fileno())
+        if self._at > mine.st_size:
+            raise self._changed(f"has {mine.st_size} bytes")
+        if self._known is not None and not os.path.samestat(mine, self._known):
+            raise self._changed("is another file now")
+        around = os.pread(self._file.fileno(), 2, self._at - 1) if self._at else b"\n"
+        if len(around) == 2 and b"\n" not in around:
+            raise self._changed("ends no line there")
+        self._known = mine
         self._file.seek(self._at)
 
     def read(self) -> Records:
