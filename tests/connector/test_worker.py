@@ -9,7 +9,7 @@ import pytest
 from tests.connector.rig import COOKIE, Rig, eventually, ids_of, rigged
 
 from penstock.connector import frames as fr
-from penstock.connector import status
+from penstock.connector import records, status
 from penstock.connector.frames import NOTHING_SEEN
 
 
@@ -449,5 +449,33 @@ def test_snapshots_of_the_points_keep_claims_short_and_right(
 
         whole = await points_of(rig.client, "connectors/i", head)
         assert {stream: point.last for stream, point in whole.items()} == {1: 39, 2: 37, 3: 38}
+
+    rigged(tmp_path / "d", test)
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_names_that_fit_no_record_of_the_journal_are_refused_and_the_rest_can_be_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partitions: int
+) -> None:
+    monkeypatch.setattr(records, "MAX_RECORD", 10_000)
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker(partitions=partitions)
+        peer = await rig.peer(worker)
+        await peer.ok()
+        streams = range(0, 10 * partitions, partitions)  # all of them in the first partition
+        for stream in streams[:9]:
+            await peer.send(fr.Notify(stream, "n" * 1000, 0))  # at once, so that some wait for the log
+        await peer.send(fr.Notify(streams[9], "n" * 1000, 0))
+        assert (await peer.error()).startswith("too many streams")
+        peer = await rig.peer(worker)
+        await peer.ok()
+        assert (await peer.open(streams[0], "n" * 1000)).success
+        await peer.send(fr.Message(streams[0], 1, 0, b"", b"kept"))
+        await peer.acked(streams[0], 1)
+        await worker.stop()
+        peer = await rig.peer(await rig.worker("next", partitions=partitions))
+        await peer.ok()
+        assert await peer.open(streams[0], "n" * 1000) == fr.NotifyAck(True, streams[0], 1)
 
     rigged(tmp_path / "d", test)

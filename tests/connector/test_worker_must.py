@@ -17,6 +17,7 @@ from tests.connector.rig import COOKIE, Raw, Rig, eventually, ids_of, rigged
 from penstock.base.errors import UsageError
 from penstock.connector import frames as fr
 from penstock.connector.frames import NOTHING_SEEN
+from penstock.connector.records import MAX_RECORD
 from penstock.connector.settings import WorkerSettings
 
 HELLO = fr.Hello("0.0.1", COOKIE, "test", "i")
@@ -49,6 +50,11 @@ def test_every_frame_is_one_write_and_ok_goes_out_alone_though_more_was_asked(tm
 def test_a_worker_that_could_grant_too_little_does_not_start() -> None:
     with pytest.raises(UsageError, match="too few"):
         WorkerSettings(credits=1)
+
+
+def test_a_worker_that_could_take_what_no_journal_gives_back_does_not_start() -> None:
+    with pytest.raises(UsageError, match="too long for a journal"):
+        WorkerSettings(max_frame=MAX_RECORD + 1)
 
 
 def test_as_many_streams_as_there_are_credits_but_one_may_be_opened_at_once(tmp_path: Path) -> None:

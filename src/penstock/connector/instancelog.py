@@ -62,6 +62,10 @@ class InstanceLog(ABC):
         """In which of its parts a stream is, or will be; a run of messages is of one of them."""
         return 0
 
+    def has_room_for(self, stream: int, name: str) -> bool:
+        """Whether a stream may be opened under this name."""
+        return True
+
     @abstractmethod
     def messages(self, run: Run, on_durable: OnDurable) -> None:
         """Take the new messages of a run."""
@@ -111,6 +115,7 @@ class JournalLog(InstanceLog):
         self.points = points
         self._ahead: Points = dict(points)
         """As `points`, with all that was added since: what the next snapshot says."""
+        self._snapshot_size = len(records.points(points))
         self._since = SNAPSHOT_EVERY
         self._on_failure = on_failure
         self._appender = Appender(
@@ -139,8 +144,17 @@ class JournalLog(InstanceLog):
             known = self._ahead.get(stream)
             self._ahead[stream] = Point(last, False, known.name if known is not None else "")
 
+    def has_room_for(self, stream: int, name: str) -> bool:
+        """A journal whose snapshot is longer than any frame may be could not be opened again."""
+        return self._snapshot_size + self._growth(stream, name) <= records.MAX_RECORD
+
+    def _growth(self, stream: int, name: str) -> int:
+        known = self._ahead.get(stream)
+        return records.point_size(name) - (0 if known is None else records.point_size(known.name))
+
     def opened(self, stream: int, name: str) -> None:
         self._add(fr.encode(fr.Notify(stream, name, 0)), None)
+        self._snapshot_size += self._growth(stream, name)
         self._ahead[stream] = self._ahead.get(stream, Point())._replace(name=name)
 
     def ended(self, stream: int, on_durable: OnDurable) -> None:

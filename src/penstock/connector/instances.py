@@ -49,6 +49,9 @@ class Instance:
     def partition_of(self, stream: int) -> int:
         return self._open.partition_of(stream)
 
+    def has_room_for(self, stream: int, name: str) -> bool:
+        return self._open.has_room_for(stream, name)
+
     def opened(self, stream: int, name: str) -> None:
         self._open.opened(stream, name)
 

@@ -63,6 +63,9 @@ class PartitionedLog(InstanceLog):
     def partition_of(self, stream: int) -> int:
         return self._place.setdefault(stream, stream % self._partitions)
 
+    def has_room_for(self, stream: int, name: str) -> bool:
+        return self._logs[self.partition_of(stream)].has_room_for(stream, name)
+
     def messages(self, run: Run, on_durable: OnDurable) -> None:
         self._logs[run.partition].messages(run, on_durable)
 

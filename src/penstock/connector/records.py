@@ -80,6 +80,11 @@ def points(known: Points) -> bytes:
     return TAG.pack(len(body) + 1, Mark.POINTS) + body
 
 
+def point_size(name: str) -> int:
+    """What a stream of this name takes of the record of all points."""
+    return _POINT.size + 2 + len(name.encode())
+
+
 class Walk:
     """Goes through the bytes of a journal and keeps the points of reference; feed it from a frame's beginning."""
 

@@ -243,6 +243,11 @@ class Peer(asyncio.BufferedProtocol):
     def _accept(self, notify: fr.Notify) -> None:
         instance = self.instance
         assert instance is not None
+        if not instance.has_room_for(notify.stream, notify.name):
+            self.fail(
+                "too many streams: the names of all that this instance had fill a record of its journal"
+            )
+            return
         with faults.step("connector-notify"):
             point = instance.registry.accepted(self.number, notify.stream, notify.name)
             if point is None:

@@ -10,6 +10,7 @@ from typing import Final
 
 from penstock.base.errors import UsageError
 from penstock.connector.frames import MAX_FRAME, SOURCE_VERSION
+from penstock.connector.records import MAX_RECORD
 
 _INSTANCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -52,6 +53,11 @@ class WorkerSettings:
             )
         if self.max_frame < 64:
             raise UsageError(f"frames of {self.max_frame} bytes are too short", hint="at least 64")
+        if self.max_frame > MAX_RECORD:
+            raise UsageError(
+                f"frames of {self.max_frame:,} bytes are too long for a journal",
+                hint=f"at most {MAX_RECORD:,}",
+            )
 
     def trusts(self, cookie: bytes) -> bool:
         return hmac.compare_digest(cookie, self.cookie)
