@@ -244,8 +244,13 @@ def test_what_was_taken_ahead_of_a_vote_to_abort_is_gone(store: Store, workers: 
 
 @pytest.mark.xdist_group("postgres")
 @pytest.mark.parametrize("feed", [1, 1 << 20])
+@pytest.mark.parametrize("refused", [b"not json\n", b"[" * 20_000 + b"]" * 20_000 + b"\n"])
 def test_rows_that_postgres_refuses_are_a_vote_to_abort(
-    postgres_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, feed: int
+    postgres_server: PostgresServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    feed: int,
+    refused: bytes,
 ) -> None:
     monkeypatch.setattr("penstock.connector.sink.rows.FEED", feed)
     uri = postgres_server.database(f"sink_{uuid.uuid4().hex[:12]}")
@@ -253,9 +258,9 @@ def test_rows_that_postgres_refuses_are_a_vote_to_abort(
         Workers(tmp_path / "txns", lambda worker: PostgresStorage(uri, "output", worker))
     ) as workers:
         keeper = workers.attach("w")
-        keeper.data(0, memoryview(b"not json\n"))
-        keeper.data(9, memoryview(b"{}\n"))
-        assert not keeper.phase1(Phase1("t1", ((1, 0, 12),)))
+        keeper.data(0, memoryview(refused))
+        keeper.data(len(refused), memoryview(b"{}\n"))
+        assert not keeper.phase1(Phase1("t1", ((1, 0, len(refused) + 3),)))
         assert "PostgreSQL refused the rows" in keeper.ledger.unresolved["t1"].reason
         keeper.phase2(Phase2("t1", False))
         assert send(keeper, "t2", "{}\n")

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from psycopg.sql import Composed
 
 _CHUNK = 1 << 18
+_BEYOND_LIMITS = "54"
+"""The class of errors about rows that no server takes, such as those that are nested too deeply."""
 
 
 class PostgresStorage(RowStorage):
@@ -288,9 +290,10 @@ def _told() -> Iterator[None]:
 
     try:
         yield
-    except (psycopg.DataError, psycopg.IntegrityError) as error:
-        raise RefusedError(f"PostgreSQL refused the rows: {str(error).splitlines()[0]}") from error
     except psycopg.Error as error:
+        for_good = isinstance(error, (psycopg.DataError, psycopg.IntegrityError))
+        if for_good or (error.sqlstate or "").startswith(_BEYOND_LIMITS):
+            raise RefusedError(f"PostgreSQL refused the rows: {str(error).splitlines()[0]}") from error
         raise AwayError(f"PostgreSQL: {str(error).splitlines()[0] if str(error) else error!r}") from error
 
 
