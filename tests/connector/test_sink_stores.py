@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -324,6 +325,48 @@ def test_an_older_database_is_not_taken_for_the_newer_one(tmp_path: Path) -> Non
 
 class Promise(tuple[int, ...]):
     """These rows are published, or can still be."""
+
+
+def sqlite_workers(root: Path, table: str) -> Workers:
+    return Workers(root / f"{table}.txns", lambda worker: SqliteStorage(root / "out.db", table, worker))
+
+
+def test_sinks_of_one_sqlite_database_keep_their_workers_of_one_name_apart(tmp_path: Path) -> None:
+    """Wallaroo's workers are called the same at all sinks."""
+    with closing(sqlite_workers(tmp_path, "a")) as one, closing(sqlite_workers(tmp_path, "b")) as other:
+        first, second = one.attach("w"), other.attach("w")
+        assert send(first, "t1", line(1) + line(2))
+        other.detach(second)
+        second = other.attach("w")
+        assert send(second, "t1", line(3))
+        first.phase2(Phase2("t1", True))
+        second.phase2(Phase2("t1", True))
+        one.detach(first)
+        other.detach(second)
+    found = {table: [data for _, _, data in rows_of(tmp_path / "out.db", table)] for table in ("a", "b")}
+    assert found == {"a": [line(1)[:-1], line(2)[:-1]], "b": [line(3)[:-1]]}
+
+
+def test_what_versions_before_kept_in_sqlite_is_that_of_the_table_that_its_worker_comes_to(
+    tmp_path: Path,
+) -> None:
+    with closing(sqlite_workers(tmp_path, "a")) as workers:
+        keeper = workers.attach("w")
+        assert send(keeper, "t1", line(1))
+        keeper.phase2(Phase2("t1", True))
+        assert send(keeper, "t2", line(2))
+        workers.detach(keeper)
+        with closing(sqlite3.connect(tmp_path / "out.db")) as database:
+            for kept in ("penstock_workers", "penstock_staged"):
+                database.execute(f"UPDATE {kept} SET worker = 'w'")
+            database.commit()
+        keeper = workers.attach("w")
+        keeper.phase2(Phase2("t2", True))
+        workers.detach(keeper)
+    assert rows_of(tmp_path / "out.db", "a") == [
+        ("w", 0, line(1)[:-1]),
+        ("w", len(line(1)), line(2)[:-1]),
+    ]
 
 
 def publishing(disk: RecordingDisk, root: Path) -> None:

@@ -4,7 +4,9 @@
     penstock_staged             rows that are prepared, as TABLE has them
     penstock_workers            for each worker how far TABLE is, and what is prepared
 
-A commit moves rows and position in one transaction of the database, which is synced (`synchronous=FULL`).
+The last two are for all tables of a database: there a worker stands behind the name of its table and a tab. One that
+stands alone is from a version before, and becomes one of the table that it comes to next. A commit moves rows and
+position in one transaction of the database, which is synced (`synchronous=FULL`).
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class SqliteStorage(RowStorage):
         if not _NAME.fullmatch(table) or table.startswith("penstock_"):
             raise UsageError(f"a table cannot be named '{table}' here")
         self._worker, self._table, self._where = worker, f'"{table}"', str(path)
+        self._mine = f"{table}\t{worker}"
         with _told(self._where):
             self._database = sqlite3.connect(
                 path, timeout=30.0, isolation_level=None, check_same_thread=False
@@ -53,11 +56,15 @@ class SqliteStorage(RowStorage):
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=FULL")
             self._database.executescript(_TABLES.format(table=self._table))
+        with self._transaction() as database:
+            for kept in ("penstock_workers", "penstock_staged"):
+                query = f"UPDATE OR IGNORE {kept} SET worker = ? WHERE worker = ?"
+                database.execute(query, (self._mine, worker))
 
     def staged(self, committed: int, prepared: Transaction | None) -> bool:
         with self._transaction() as database:
             query = "SELECT committed, prepared FROM penstock_workers WHERE worker = ?"
-            held, known = database.execute(query, (self._worker,)).fetchone() or (0, None)
+            held, known = database.execute(query, (self._mine,)).fetchone() or (0, None)
             if held < committed:
                 raise CorruptError(
                     f"worker {self._worker} has committed {committed} bytes, the database knows {held}",
@@ -74,40 +81,39 @@ class SqliteStorage(RowStorage):
             try:
                 database.executemany(
                     "INSERT INTO penstock_staged (worker, at, data) VALUES (?, ?, ?)",
-                    ((self._worker, at, line.decode()) for at, line in rows),
+                    ((self._mine, at, line.decode()) for at, line in rows),
                 )
             except UnicodeDecodeError as error:
                 raise RefusedError(f"a line that is not UTF-8: {error}") from None
-            database.execute(_PREPARED, (self._worker, transaction.start, transaction.id))
+            database.execute(_PREPARED, (self._mine, transaction.start, transaction.id))
 
     def publish(self, transaction: Transaction) -> None:
         with self._transaction() as database:
             database.execute(
                 f"INSERT INTO {self._table} (worker, at, data) "
-                "SELECT worker, at, data FROM penstock_staged WHERE worker = ? ORDER BY at",
-                (self._worker,),
+                "SELECT ?, at, data FROM penstock_staged WHERE worker = ? ORDER BY at",
+                (self._worker, self._mine),
             )
-            database.execute("DELETE FROM penstock_staged WHERE worker = ?", (self._worker,))
-            database.execute(_COMMITTED, (self._worker, transaction.end))
+            database.execute("DELETE FROM penstock_staged WHERE worker = ?", (self._mine,))
+            database.execute(_COMMITTED, (self._mine, transaction.end))
 
     def drop(self) -> None:
         with self._transaction() as database:
             self._forget(database)
 
     def retire(self, mark: str) -> None:
-        aside = f"{self._worker}.{mark}"
         with self._transaction() as database:
             self._forget(database)
-            for table in (self._table, "penstock_workers"):
-                database.execute(f"UPDATE {table} SET worker = ? WHERE worker = ?", (aside, self._worker))
+            for table, name in ((self._table, self._worker), ("penstock_workers", self._mine)):
+                database.execute(f"UPDATE {table} SET worker = ? WHERE worker = ?", (f"{name}.{mark}", name))
 
     def close(self) -> None:
         super().close()
         self._database.close()
 
     def _forget(self, database: sqlite3.Connection) -> None:
-        database.execute("DELETE FROM penstock_staged WHERE worker = ?", (self._worker,))
-        database.execute("UPDATE penstock_workers SET prepared = NULL WHERE worker = ?", (self._worker,))
+        database.execute("DELETE FROM penstock_staged WHERE worker = ?", (self._mine,))
+        database.execute("UPDATE penstock_workers SET prepared = NULL WHERE worker = ?", (self._mine,))
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
