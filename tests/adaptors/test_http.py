@@ -16,6 +16,7 @@ from tests.servers.http import TOKEN, HttpServer
 from penstock import adaptors as a
 from penstock.adaptors.base import Adaptor
 from penstock.adaptors.http import Http
+from penstock.adaptors.http.source import PollSource
 from penstock.base import secrets
 from penstock.base.errors import AwayError, PenstockError, RefusedError, UsageError
 from penstock.log.message import Message, Op
@@ -334,6 +335,21 @@ def test_an_answer_of_another_shape_is_an_error(http_server: HttpServer, setting
     feed.make("shape")
     with pytest.raises(PenstockError, match="something else than expected"):
         read(feed, Log(), **settings)
+
+
+def test_an_answer_that_is_nested_too_deeply_is_an_error(http_server: HttpServer) -> None:
+    feed = FeedSubject(http_server)
+    feed.make("deep")
+    feed.put('{"id":' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(PenstockError, match="something else than expected"):
+        read(feed, Log())
+
+
+def test_a_cursor_that_is_no_text_is_an_error() -> None:
+    source = a.http(uri="http://127.0.0.1/", items="items", cursor="next").source()
+    assert isinstance(source, PollSource)
+    with pytest.raises(PenstockError, match="something else than expected"):
+        source._parsed(b'{"items":[],"next":"\xff"}')
 
 
 @pytest.mark.parametrize("answer", ["503", "429 7", "500"])

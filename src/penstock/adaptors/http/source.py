@@ -161,16 +161,15 @@ class PollSource(Source):
             cursor = b""
             if self._settings.cursor:
                 cursor = bytes(_at(body, self._settings.cursor, missing=b"null"))
-        except (msgspec.DecodeError, LookupError) as error:
+            if cursor in (b"", b"null", b'""', b"false"):
+                return Page(items, "")
+            text = msgspec.json.decode(cursor, type=str) if cursor.startswith(b'"') else cursor.decode()
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError) as error:
             raise PenstockError(
                 f"{self._settings.place} answers with something else than expected: {error}",
                 hint="see the settings 'items' and 'cursor'",
             ) from None
-        if cursor in (b"", b"null", b'""', b"false"):
-            return Page(items, "")
-        return Page(
-            items, msgspec.json.decode(cursor, type=str) if cursor.startswith(b'"') else cursor.decode()
-        )
+        return Page(items, text)
 
 
 def _after(page: Page, at: _Known) -> _Known:
