@@ -137,9 +137,9 @@ def test_requests_are_cut_by_bytes(http_server: HttpServer, tmp_path: Path) -> N
 
 
 def test_what_the_service_cannot_take_now_is_tried_again(http_server: HttpServer, tmp_path: Path) -> None:
-    one = delivery(http_server, tmp_path)
+    one = delivery(http_server, tmp_path, attempts=4)
     one.add(message("again", 1, "x"))
-    http_server.answer("503", "429 0")
+    http_server.answer("503", "429 0", "429 ²")
     one.deliver()
     assert len(http_server.taken("/again")) == 1
 

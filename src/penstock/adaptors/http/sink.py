@@ -175,4 +175,4 @@ class HttpPublisher(Publisher):
             raise silent(settings, error) from None
         text = mask(answer.data[:_SHOWN].decode(errors="replace").strip()) or str(answer.reason)
         asked = answer.headers.get("Retry-After", "")
-        return answer.status, float(asked) if asked.isdigit() else None, text
+        return answer.status, float(asked) if asked.isdecimal() else None, text
