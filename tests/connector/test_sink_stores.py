@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -268,6 +269,46 @@ def test_rows_that_postgres_refuses_are_a_vote_to_abort(
         keeper.phase2(Phase2("t2", True))
         workers.detach(keeper)
     assert postgres_rows(uri) == [("w", 0, "{}")]
+
+
+@pytest.mark.xdist_group("postgres")
+def test_workers_that_come_at_once_to_a_new_database_all_come_in(postgres_server: PostgresServer) -> None:
+    uri = postgres_server.database(f"sink_{uuid.uuid4().hex[:12]}")
+    together = threading.Barrier(8)
+
+    def come(number: int) -> None:
+        together.wait(60)
+        PostgresStorage(uri, "output", f"w{number}").close()
+
+    with ThreadPoolExecutor(8) as pool:
+        for coming in [pool.submit(come, number) for number in range(8)]:
+            coming.result()
+
+
+@pytest.mark.xdist_group("postgres")
+def test_rows_that_somebody_rolled_back_after_the_vote_are_not_taken_for_committed(
+    postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    uri = postgres_server.database(f"sink_{uuid.uuid4().hex[:12]}")
+    with closing(
+        Workers(tmp_path / "txns", lambda worker: PostgresStorage(uri, "output", worker))
+    ) as workers:
+        keeper = workers.attach("w")
+        assert send(keeper, "t1", line(1))
+        with psycopg.connect(uri, autocommit=True) as somebody:
+            query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+            for (gid,) in somebody.execute(query).fetchall():
+                somebody.execute(f"ROLLBACK PREPARED '{gid}'".encode())
+        with pytest.raises(CorruptError, match="the rows of t1 are gone"):
+            keeper.phase2(Phase2("t1", True))
+        workers.detach(keeper)
+        keeper = workers.attach("w")
+        assert not keeper.ledger.unresolved["t1"].commit
+        keeper.phase2(Phase2("t1", False))
+        assert send(keeper, "t2", line(2))
+        keeper.phase2(Phase2("t2", True))
+        workers.detach(keeper)
+    assert postgres_rows(uri) == [("w", 0, line(2)[:-1])]
 
 
 @pytest.mark.xdist_group("postgres")

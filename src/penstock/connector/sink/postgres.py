@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from psycopg.sql import Composed
 
 _CHUNK = 1 << 18
+_MAKING = int.from_bytes(b"penstock")
+"""The number of the lock under which tables are made."""
 _BEYOND_LIMITS = "54"
 """The class of errors about rows that no server takes, such as those that are nested too deeply."""
 
@@ -46,6 +48,13 @@ class PostgresStorage(RowStorage):
         self._refused: RefusedError | None = None
         """Why the rows that were fed are not taken, until somebody asks for the vote."""
         with _told():
+            self._make_tables()
+            self._prepares = str(self._value("SHOW max_prepared_transactions")) != "0"
+
+    def _make_tables(self) -> None:
+        """One worker after the other: of two that make a table at once PostgreSQL refuses one."""
+        with self._whole():
+            self._execute("SELECT pg_advisory_xact_lock(%s)", _MAKING)
             self._execute(
                 "CREATE TABLE IF NOT EXISTS {table} "
                 "(worker text NOT NULL, at bigint NOT NULL, data jsonb NOT NULL, PRIMARY KEY (worker, at))"
@@ -54,12 +63,10 @@ class PostgresStorage(RowStorage):
                           "committed bigint NOT NULL DEFAULT 0, PRIMARY KEY (target, worker))")  # fmt: skip
             self._execute("CREATE TABLE IF NOT EXISTS penstock_staged (target text, worker text, "
                           "transaction text, at bigint, data jsonb)")  # fmt: skip
-            self._prepares = str(self._value("SHOW max_prepared_transactions")) != "0"
 
     def staged(self, committed: int, prepared: Transaction | None) -> bool:
         with _told():
-            query = "SELECT committed FROM penstock_workers WHERE target = %s AND worker = %s"
-            held = int(str(self._value(query, self._named, self._worker) or 0))
+            held = self._position()
             if held < committed:
                 raise CorruptError(
                     f"worker {self._worker} has committed {committed} bytes, the database knows {held}",
@@ -109,8 +116,15 @@ class PostgresStorage(RowStorage):
                 return
             mine = (self._named, self._worker, transaction.id)
             with self._whole():
-                self._execute("INSERT INTO {table} (worker, at, data) SELECT worker, at, data FROM penstock_staged "
-                              "WHERE target = %s AND worker = %s AND transaction = %s ORDER BY at", *mine)  # fmt: skip
+                moved = self._execute(
+                    "INSERT INTO {table} (worker, at, data) SELECT worker, at, data FROM penstock_staged "
+                    "WHERE target = %s AND worker = %s AND transaction = %s ORDER BY at", *mine,
+                ).rowcount  # fmt: skip
+                if not moved and transaction.start < transaction.end and self._position() < transaction.end:
+                    raise CorruptError(
+                        f"the rows of {transaction.id} are gone", where=self._named, position=transaction.start,
+                        hint="something else rolls prepared transactions back there, or empties penstock_staged",
+                    )  # fmt: skip
                 self._execute(
                     "DELETE FROM penstock_staged WHERE target = %s AND worker = %s AND transaction = %s",
                     *mine,
@@ -161,6 +175,10 @@ class PostgresStorage(RowStorage):
         """Of this worker's transactions at this table; the prefix of all of them for an empty id."""
         prefix = f"penstock:{_hash(f'{self._named}|{self._worker}')}:"
         return prefix + (_hash(transaction) if transaction else "")
+
+    def _position(self) -> int:
+        query = "SELECT committed FROM penstock_workers WHERE target = %s AND worker = %s"
+        return int(str(self._value(query, self._named, self._worker) or 0))
 
     def _move_position(self, transaction: Transaction) -> None:
         self._execute(
