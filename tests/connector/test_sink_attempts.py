@@ -18,7 +18,7 @@ from penstock.adaptors.connector.sink import ConnectorPublisher, ConnectorStager
 from penstock.base.errors import PenstockError
 from penstock.connector.sink import SinkServer
 from penstock.functions.chain import Chain
-from penstock.log.message import Mode, Op
+from penstock.log.message import MAX_MESSAGE_BYTES, Mode, Op
 from penstock.log.offsets import Lane
 from penstock.log.record import Record
 from penstock.pipeline.namespace import Namespace
@@ -61,8 +61,20 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def messages(*offsets: int) -> pa.RecordBatch:
-    records = [Record(n, 0, Mode.COPY, Op.INSERT, "a", b'{"n":%d}' % n) for n in offsets]
+    return rows_of(*((n, b'{"n":%d}' % n) for n in offsets))
+
+
+def rows_of(*documents: tuple[int, bytes]) -> pa.RecordBatch:
+    records = [Record(n, 0, Mode.COPY, Op.INSERT, "a", data) for n, data in documents]
     return Chain([]).apply(batch_of(records), Namespace(".*")).batch
+
+
+def test_the_longest_message_there_is_passes(rig: Rig) -> None:
+    """It is as long as the longest frame that a sink takes, whose head comes before it."""
+    longest = b'{"n":"%s"}' % (b"x" * (MAX_MESSAGE_BYTES - 8))
+    assert len(longest) == MAX_MESSAGE_BYTES
+    rig.commit(rig.attempt(rig.plan(), iter([rows_of((0, longest), (1, b"{}"))])))
+    assert rig.committed == longest + b"\n{}\n"
 
 
 def test_a_second_attempt_finds_the_transaction_of_the_first_and_sends_nothing(rig: Rig) -> None:

@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LONGEST: Final = 8 << 20
+"""Bytes of a frame. A message may be as long as the longest frame that sinks take, with nothing around it."""
+
 AT_ONCE: Final = 8
 """Lanes that the runner talks to at the same time."""
 
@@ -202,12 +205,12 @@ class _Sending:
 
 
 def _pieces(lines: memoryview, size: int) -> Iterator[memoryview]:
-    """The lines in frames of about `size` bytes, cut between lines; a longer line is a frame of its own."""
+    """The lines in frames of about `size` bytes, cut between lines; a longer line has frames of its own."""
     whole, at = bytes(lines), 0
     while at < len(whole):
         end = whole.rfind(b"\n", at, at + size) + 1 if at + size < len(whole) else len(whole)
         if end <= at:
-            end = whole.find(b"\n", at) + 1 or len(whole)
+            end = min(whole.find(b"\n", at) + 1 or len(whole), at + LONGEST)
         yield memoryview(whole)[at:end]
         at = end
 
