@@ -56,13 +56,16 @@ def order(number: int, city: str | None = "Bern", day: str = "2026-11-16") -> st
 class Writer:
     """A sink with what the log knows about schemas."""
 
-    def __init__(self, target: Path, schemas: dict[str, Schema] | None = None, **settings: object) -> None:
+    def __init__(
+        self, target: Path, schemas: dict[str, Schema] | None = None, log: str = LOG, **settings: object
+    ) -> None:
         given = {"format": "parquet", **settings}
         self.sink: Sink = a.file(uri=f"file://{target}/", **given).sink()
         self.schemas = {"orders": ORDERS} if schemas is None else schemas
         self.sink.use(LatestSchemas(lambda ns: self.schemas.get(ns), lambda: self.schemas), "p.s")
         self.publisher = self.sink.publisher()
-        self.position = self.publisher.open(at(0))
+        self.log = log
+        self.position = self.publisher.open(at(0, log=log))
 
     def stage(self, *batches: pa.RecordBatch, skip_below: int = 0) -> Staged:
         stager = pickle.loads(pickle.dumps(self.sink.stager()))
@@ -73,7 +76,7 @@ class Writer:
 
     def write(self, *batches: pa.RecordBatch, to: int) -> Staged:
         report = self.stage(*batches)
-        self.publisher.publish([report], at(to))
+        self.publisher.publish([report], at(to, log=self.log))
         return report
 
 
@@ -100,9 +103,9 @@ def test_rows_have_the_columns_of_the_schema_under_their_namespace(target: Path)
     writer = Writer(target)
     writer.write(rows_of([order(0), order(1, None)]), to=2)
     writer.write(rows_of([order(2)], first=2), to=3)
-    assert files_of(target) == [
-        "ns=orders/part-00001-g0-000000000000002.parquet",
-        "ns=orders/part-00001-g0-000000000000003.parquet",
+    assert [name.rpartition("-")[0] for name in files_of(target)] == [
+        "ns=orders/part-00001-g0-000000000000002",
+        "ns=orders/part-00001-g0-000000000000003",
     ]
     table = pq.read_table(target / files_of(target)[0], partitioning=None)
     assert table.schema.types == [pa.int64(), pa.date32(), pa.large_string()]
@@ -158,6 +161,76 @@ def test_rows_are_parted_by_fields_date_and_namespace(target: Path) -> None:
     assert found == ["a/b=c%", None, "Zürich", None]
     inside = pq.read_table(target / files_of(target)[0], partitioning=None)
     assert inside.schema.names == ["id", "day"]
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+@pytest.mark.parametrize(
+    ("field", "value", "directory"),
+    [
+        ("late", "x", "late=x"),
+        ("latest", "x", "latest=x"),
+        ("city", "x.parquet", "city=x.parquet"),
+        ("city", "x.jsonl", "city=x.jsonl"),
+        ("city", 'a\\"é\n', "city=a%5C%22é%0A"),
+        ("a/b=c", "..", "a%2Fb%3Dc=.."),
+    ],
+)
+@pytest.mark.parametrize("known", [True, False])
+def test_a_partition_is_the_field_and_its_value_whatever_they_are(
+    target: Path, form: str, field: str, value: str, directory: str, known: bool
+) -> None:
+    schema = Schema((Field("id", Kind.INT), Field(field, Kind.STRING)))
+    writer = Writer(target, {"orders": schema} if known else {}, format=form, partition_by=[field])
+    writer.write(rows_of([json.dumps({"id": 1, field: value})]), to=1)
+    assert [name.rpartition("/")[0] for name in files_of(target)] == [directory]
+
+
+def test_a_binary_is_a_partition_as_base64(target: Path) -> None:
+    writer = Writer(
+        target, {"orders": Schema((Field("id", Kind.INT), Field("b", Kind.BINARY)))}, partition_by=["b"]
+    )
+    writer.write(rows_of(['{"id":1,"b":{"$binary":{"base64":"AP8=","subType":"00"}}}', '{"id":2}']), to=2)
+    assert [name.rpartition("/")[0] for name in files_of(target)] == [
+        "b=AP8%3D",
+        "b=__HIVE_DEFAULT_PARTITION__",
+    ]
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_a_value_too_long_for_the_name_of_a_directory_is_refused(target: Path, form: str) -> None:
+    writer = Writer(target, format=form, partition_by=["ns", "city"])
+    report = writer.write(rows_of([order(0), order(1, "ü" * 126), order(2, "y" * 250), order(3)]), to=4)
+    assert [(one.offset, one.error) for one in report.refused] == [
+        (1, "field 'city' is too long for a partition: a name of 257 bytes, 255 is the most")
+    ]
+    assert (report.rows, len(files_of(target))) == (3, 2)
+
+
+@pytest.mark.parametrize("word", ["ns", "date"])
+def test_a_field_with_the_name_of_a_partition_that_is_no_field_stays_in_the_file(
+    target: Path, word: str
+) -> None:
+    """It was left out, as if the directory told it: the directory tells the namespace, or the day of the message."""
+    schema = Schema((Field("id", Kind.INT), Field(word, Kind.STRING)))
+    writer = Writer(target, {"orders": schema}, partition_by=[word])
+    writer.write(rows_of([f'{{"id":1,"{word}":"of the row"}}']), to=1)
+    assert pq.ParquetFile(target / files_of(target)[0]).read().to_pylist() == [{"id": 1, word: "of the row"}]
+
+
+def test_rows_that_are_all_partition_are_rows(target: Path) -> None:
+    """Without a column there is no row in a Parquet file."""
+    writer = Writer(target, {"orders": Schema((Field("id", Kind.INT),))}, partition_by=["id"])
+    writer.write(rows_of(['{"id":1}', '{"id":1}', '{"id":2}']), to=3)
+    inside = [pq.ParquetFile(target / name).read().to_pylist() for name in files_of(target)]
+    assert inside == [[{"id": 1}, {"id": 1}], [{"id": 2}]]
+
+
+def test_a_message_of_several_rows_is_refused_whole_also_if_they_come_in_two_batches(target: Path) -> None:
+    writer = Writer(target)
+    batches = [rows_of([order(1)]), rows_of(['{"id":"x"}']), rows_of([order(2)], first=1)]
+    report = writer.write(*batches, to=2)
+    assert ([one.offset for one in report.refused], report.rows) == ([0], 1)
+    assert [row["id"] for row in rows_in(target)] == [2]
 
 
 @pytest.mark.parametrize("met", [True, False])
@@ -245,6 +318,15 @@ def test_what_others_wrote_is_refused_kept_or_lost(target: Path, if_exists: str)
         return
     Writer(target, if_exists=if_exists).write(rows_of([order(0)]), to=1)
     assert ("old/x.parquet" in files_of(target)) is (if_exists == "append")
+
+
+def test_what_another_log_wrote_is_not_written_over(target: Path) -> None:
+    """Both begin at offset 0, and their batches may well end at the same one."""
+    first = Writer(target)
+    first.write(rows_of([order(0), order(1)]), to=2)
+    first.publisher.close()
+    Writer(target, log="another", if_exists="append").write(rows_of([order(7), order(8)]), to=2)
+    assert [row["id"] for row in rows_in(target)] == [0, 1, 7, 8]
 
 
 def test_a_rewound_sink_goes_on_in_a_new_generation(target: Path) -> None:

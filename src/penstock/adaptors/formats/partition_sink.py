@@ -9,8 +9,8 @@ To publish:
 
 A crash before 3 leaves a note of a publication that the position does not name: the files in the note are taken away,
 and their messages come again. After 3 nothing is left to do. A reader may see files of step 2 before they count, or for
-as long as nobody starts the sink again after a crash; the position tells which count, since their names end in the
-offset they go up to.
+as long as nobody starts the sink again after a crash; the position tells which count, since their names have the
+offset they go up to. No two publications use the same names, of whatever log: a target may hold files of others.
 
 Whatever the files lie in is a `Target`: a directory (`partition_local`) or an object store (`s3_target`).
 """
@@ -78,8 +78,6 @@ class Target(ABC):
     where: str
     locked: bool = True
     """Whether `open` keeps others out. If not, each writer claims the position, and who was late cannot save his."""
-    token: str = ""
-    """Of this writer, in the names of its files, where several can be at work for a moment."""
 
     @abstractmethod
     def inspect(self) -> Sequence[Finding]:
@@ -217,7 +215,7 @@ class PartitionPublisher(Publisher):
         for ns in {ns for staged in parts for ns in staged.namespaces}:
             self._sink.schema_of(ns)
         batch = uuid.uuid4().hex[:12]
-        files = list(self._named(directories, position))
+        files = list(self._named(directories, position, batch))
         if files:
             self._target.note(Note(batch, tuple(name for _, name in files)))  # 1
             self._target.bring(files)  # 2
@@ -255,16 +253,20 @@ class PartitionPublisher(Publisher):
             self._target.remove(unfinished)
         self._target.forget_notes()
 
-    def _named(self, directories: Sequence[Path], position: SinkPosition) -> Iterable[tuple[Path, str]]:
+    def _named(
+        self, directories: Sequence[Path], position: SinkPosition, batch: str
+    ) -> Iterable[tuple[Path, str]]:
         """The staged files, and what they will be called."""
+        unique = f"g{position.generation}-{position.watermark:015d}-{batch}"
         count = 0
         for directory in directories:
             for path in sorted(directory.rglob(f"*{self._layout.ending}")):
-                above = path.relative_to(directory).parent.as_posix().removeprefix(LATE).removeprefix("/")
+                if not path.is_file():  # a value that ends as files do
+                    continue
+                above = path.relative_to(directory).parent.parts
+                above = above[1:] if above[:1] == (LATE,) else above
                 count += 1
-                unique = f"g{position.generation}-{position.watermark:015d}{self._target.token}"
-                name = f"part-{count:05d}-{unique}{self._layout.ending}"
-                yield path, name if above in ("", ".") else f"{above}/{name}"
+                yield path, "/".join((*above, f"part-{count:05d}-{unique}{self._layout.ending}"))
 
     def _write_raw(self, directory: Path) -> None:
         """Write rows whose schema their task did not know, now that it can be asked for."""

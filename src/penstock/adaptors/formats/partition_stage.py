@@ -3,11 +3,13 @@
 Tasks write whole files, in a directory of the task attempt that looks as the target will. Rows of one partition and
 one namespace stand in their order. A Parquet file has the columns of its namespace's schema (`rowcolumns`); where the
 log knows no schema it has one column `data`, the text of the document. Fields that are partitions are in the name of
-the directory and not in the file, as readers of such directories expect.
+the directory and not in the file, as readers of such directories expect. A field `ns` or `date` is in the file also if
+rows are parted by these words, which stand for something else.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,7 @@ from penstock.adaptors.columns.rowcolumns import columns_of
 from penstock.adaptors.formats.contents import Codec
 from penstock.adaptors.formats.linewriter import lines_of, without
 from penstock.adaptors.formats.partfile import PartFile
+from penstock.adaptors.parts import whole_messages
 from penstock.adaptors.staging import Tally
 from penstock.log.schema import Schema
 
@@ -36,12 +39,16 @@ DICTIONARY = 256 * 1024
 keys do, takes longer than all the rest of the file."""
 MOST_OPEN = 64
 """Files that a task has open."""
+LONGEST_NAME = 255
+"""Bytes that the name of a directory may have."""
 NOWHERE = "__HIVE_DEFAULT_PARTITION__"
 RAW = "raw.arrow"
 """Rows of namespaces that the sink has not met and the log says nothing of; the publisher asks it again."""
 
 _UNSAFE = frozenset("\"#%'*/:=?\\\x7f{}[]^<>|") | {chr(code) for code in range(0x20)}
 _META = ("_op", "_ts", "_ns", "_offset")
+_WORDS = ("ns", "date")
+"""In `partition_by`: what is no field."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +85,8 @@ class PartitionStager(Stager):
             part.mkdir(parents=True, exist_ok=False)
             with Files(part, self._layout) as files:
                 refused: list[Refusal] = []
-                for batch in rows:
-                    refused += self._add(tally, files, tally.fresh(batch))
+                for batch in whole_messages(map(tally.fresh, rows)):
+                    refused += self._add(tally, files, batch)
             size = sum(path.stat().st_size for path in part.rglob("*") if path.is_file())
         if not size:
             part.rmdir()
@@ -173,12 +180,15 @@ class Files:
             batch = batch if pc.all(rows).as_py() is not False else batch.filter(rows)
         columns, refused, batch = self._columns(batch, schema)
         paths = self._paths(batch, columns)
+        if reasons := _without_directory(paths):
+            columns, more, batch = _left(columns, batch, reasons)
+            refused, paths = [*refused, *more], self._paths(batch, columns)
         label = "" if schema is None else str(hash(columns.schema))
+        drop = self._told_by_directory(columns) if schema is not None else []
         rows = columns.append_column("", paths)
         for path, some in by_value(rows, ""):
             some = some.select(range(some.num_columns - 1))
-            drop = [name for name in self._layout.partition_by if name in some.schema.names]
-            self._write((path, label), some.drop_columns(drop) if drop and schema is not None else some)
+            self._write((path, label), some.drop_columns(drop) if drop else some)
         if not refused:
             return given, ()
         gone = pa.array([one.offset for one in refused], pa.int64())
@@ -188,8 +198,6 @@ class Files:
         self, batch: pa.RecordBatch, schema: Schema | None
     ) -> tuple[pa.RecordBatch, Sequence[Refusal], pa.RecordBatch]:
         """The rows as they are written, what cannot be, and the rows that can."""
-        import pyarrow as pa
-
         if self._layout.form == "jsonl" or schema is None:
             return batch, (), batch
         found = columns_of(batch.column("data"), schema)
@@ -197,12 +205,13 @@ class Files:
         if self._layout.envelope:
             for name, of in zip(_META, ("op", "ts", "ns", "offset"), strict=True):
                 columns = columns.append_column(name, batch.column(of))
-        if found.refused:
-            gone = {batch.column("offset")[row].as_py() for row in found.refused}
-            keep = pa.array([offset not in gone for offset in batch.column("offset").to_pylist()])
-            batch, refused = without(batch, dict(found.refused))
-            return columns.filter(keep), refused, batch
-        return columns, (), batch
+        return _left(columns, batch, found.refused) if found.refused else (columns, (), batch)
+
+    def _told_by_directory(self, columns: pa.RecordBatch) -> list[str]:
+        """The columns that are left out of files; none if that were all of them, since a row needs one."""
+        names = columns.schema.names
+        told = [one for one in names if one in self._layout.partition_by and one not in _WORDS]
+        return told if len(told) < len(names) else []
 
     def _paths(self, batch: pa.RecordBatch, columns: pa.RecordBatch) -> pa.Array:
         """The directory of each row."""
@@ -218,10 +227,11 @@ class Files:
             else:
                 values = _field(batch, columns, word)
             encoded = values.cast(pa.string()).dictionary_encode()
+            field = _escaped(word)
             names = pa.array(
-                [f"{word}={_escaped(one)}" for one in encoded.dictionary.to_pylist()], pa.string()
+                [f"{field}={_escaped(one)}" for one in encoded.dictionary.to_pylist()], pa.string()
             )
-            pieces.append(pc.fill_null(names.take(encoded.indices), f"{word}={NOWHERE}"))
+            pieces.append(pc.fill_null(names.take(encoded.indices), f"{field}={NOWHERE}"))
         if not pieces:
             return pa.repeat(pa.scalar(""), batch.num_rows)
         return pc.binary_join_element_wise(*pieces, "/")
@@ -274,6 +284,36 @@ class Files:
             file.writer.__exit__(None, None, None)
 
 
+def _left(
+    columns: pa.RecordBatch, batch: pa.RecordBatch, reasons: Mapping[int, str]
+) -> tuple[pa.RecordBatch, Sequence[Refusal], pa.RecordBatch]:
+    """Columns and rows without the messages that have one of these rows, and what is said of those."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    offsets = batch.column("offset")
+    gone = pc.is_in(offsets, offsets.take(pa.array(list(reasons), pa.int64())))
+    left, refused = without(batch, dict(reasons))
+    return columns.filter(pc.invert(gone)), refused, left
+
+
+def _without_directory(paths: pa.Array) -> dict[int, str]:
+    """Why rows have no place, by their index: the name of a directory can only be so long."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    if (pc.max(pc.binary_length(paths)).as_py() or 0) <= LONGEST_NAME:
+        return {}
+    reasons: dict[int, str] = {}
+    for path in pc.unique(paths).to_pylist():
+        longest = max(path.split("/"), key=lambda part: len(part.encode()))
+        if (size := len(longest.encode())) > LONGEST_NAME:
+            field = longest.partition("=")[0]
+            reason = f"field '{field}' is too long for a partition: a name of {size} bytes, {LONGEST_NAME} is the most"
+            reasons |= dict.fromkeys(map(int, np.flatnonzero(pc.equal(paths, path))), reason)
+    return reasons
+
+
 def _plain(batch: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
     """Of a namespace without a schema: the document as text, and what tells of it if asked for."""
     import pyarrow as pa
@@ -292,15 +332,22 @@ def _field(batch: pa.RecordBatch, columns: pa.RecordBatch, name: str) -> pa.Arra
     import pyarrow as pa
 
     if columns is not batch and name in columns.schema.names:
-        return columns.column(name)
-    texts = []
+        values = columns.column(name)
+        if not pa.types.is_large_binary(values.type):
+            return values
+        shown = [None if one is None else base64.b64encode(one).decode() for one in values.to_pylist()]
+        return pa.array(shown, pa.string())
+    texts: list[str | None] = []
     for text in batch.column("data").to_pylist():
         try:
             value = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).get(name)
         except (msgspec.DecodeError, RecursionError):
             value = None
         raw = b"null" if value is None else bytes(value)
-        texts.append(None if raw == b"null" else raw.decode().strip('"'))
+        is_text = raw.startswith(b'"')
+        texts.append(
+            msgspec.json.decode(raw, type=str) if is_text else None if raw == b"null" else raw.decode()
+        )
     return pa.array(texts, pa.string())
 
 

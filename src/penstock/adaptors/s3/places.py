@@ -6,7 +6,6 @@ position of a sink is an object whose name is a number, created only if there is
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -79,7 +78,6 @@ class S3Target(Target):
 
     def __init__(self, url: str) -> None:
         self.where = url.partition("?")[0]
-        self.token = f"-{uuid.uuid4().hex[:8]}"
         self._url = url
         self._store: Objects | None = None
         self._notes: list[str] = []
