@@ -237,8 +237,57 @@ def test_a_malformed_record_is_bad_and_swallows_nothing_behind_it(
     for one, (line, byte, reason) in zip(found, bad, strict=True):
         assert one.place.endswith(f"in.csv, line {line}, byte {byte}")
         assert one.error.startswith(reason)
+    alone = list(read(path, bad_lines="dead-letter"))
+    assert [one["a"] for one in documents(alone)] == good  # type: ignore[index]
+    assert [one.error for batch in alone for one in batch.bad] == [one.error for one in found]
     with pytest.raises(BadLineError, match=f"line {bad[0][0]}, at byte {bad[0][1]}: {bad[0][2]}"):
         list(read(path))
+
+
+@pytest.mark.parametrize("content", [b"a,b\r1,2\r3,4\r", b"a\r1\r2", b'"a",b\r"1",2\r'])
+def test_lines_that_end_in_carriage_returns_alone_are_refused(tmp_path: Path, content: bytes) -> None:
+    """All of them were the header, and there were no rows."""
+    path = tmp_path / "in.csv"
+    path.write_bytes(content)
+    with pytest.raises(
+        UsageError, match=r"in\.csv: its (lines end in carriage returns|first record is no header)"
+    ):
+        list(read(path))
+
+
+@pytest.mark.parametrize("content", ["a,b\n1,2\n".encode("utf-16"), b"a,b\xff\n1,2\n"])
+def test_names_of_columns_that_are_no_text_are_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "in.csv"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match="its first record is not UTF-8"):
+        list(read(path, bad_lines="skip"))
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("in.CSV.GZ", gzip.compress(b"a,b\n1,2\n")),
+        ("in.csv.ZST", zstd(b"a,b\n1,2\n")),
+        ("in.TSV", b"a\tb\n1\t2\n"),
+        ("in.tsv.gz", gzip.compress(b"a\tb\n1\t2\n")),
+    ],
+)
+def test_a_name_says_what_a_file_is_in_any_case_and_behind_its_compression(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    path = tmp_path / "folder" / name
+    path.parent.mkdir()
+    path.write_bytes(content)
+    for where in (path, path.parent):
+        assert documents(list(read(where))) == [{"a": "1", "b": "2"}]
+
+
+@pytest.mark.parametrize("name, rest", [("in.jsonl", b'{"a":1}\n{"a"'), ("in.csv", b'a\n1\n"2')])
+def test_a_last_line_that_nobody_can_finish_is_a_bad_one(tmp_path: Path, name: str, rest: bytes) -> None:
+    path = tmp_path / f"{name}.gz"
+    path.write_bytes(gzip.compress(rest))
+    batches = list(read(path, bad_lines="dead-letter"))
+    assert (len(documents(batches)), sum(len(batch.bad) for batch in batches)) == (1, 1)
 
 
 texts = st.text(st.sampled_from('ab,;"\n é'), max_size=5)

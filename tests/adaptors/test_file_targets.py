@@ -58,6 +58,54 @@ def test_csv_columns_can_be_set_and_unknown_fields_ignored(csv_file: Path) -> No
     assert csv_file.read_text() == '_op;_ts;_ns;_offset;id;x\ndelete;1700000000000000;orders;0;"a;b";\n'
 
 
+def test_columns_are_those_of_the_first_message_that_has_fields(csv_file: Path) -> None:
+    """A truncate has none: its word was taken for the one column there is, and the fields of all others ignored."""
+    sink = a.file(uri=f"file://{csv_file}", unknown_fields="ignore").sink()
+    emptied = rows_of(['{"command":"truncate"}'], op="command")
+    nothing, some = rows_of(["{}"], first=1), rows_of(['{"id":1,"x":2}', '{"id":2}'], first=2)
+    report = through(sink, emptied, nothing, some, to=4)
+    assert csv_file.read_text() == "id,x\n1,2\n2,\n"
+    assert [(one.offset, one.error.partition(":")[0]) for one in report.refused] == [
+        (1, "no fields, and there is no header yet")
+    ]
+
+
+def test_a_number_that_looks_as_a_null_does_is_in_quotes(csv_file: Path) -> None:
+    through(
+        a.file(uri=f"file://{csv_file}", null_text="-1").sink(), rows_of(['{"a":-1,"b":null,"c":"-1"}']), to=1
+    )
+    assert csv_file.read_text() == 'a,b,c\n"-1",-1,"-1"\n'
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
+def test_a_message_of_several_rows_is_refused_whole_also_if_they_come_in_two_batches(
+    tmp_path: Path, name: str
+) -> None:
+    target = tmp_path / name
+    batches = [rows_of(['{"id":1}']), rows_of(['{"id"\n:']), rows_of(['{"id":3}'], first=1)]
+    report = through(a.file(uri=f"file://{target}").sink(), *batches, to=2)
+    assert ([one.offset for one in report.refused], report.messages) == ([0], 1)
+    assert target.read_text().removeprefix("id\n") in ('{"id":3}\n', "3\n")
+
+
+@pytest.mark.parametrize(
+    "before, behind", [("none", "gzip"), ("none", "zstd"), ("gzip", "none"), ("zstd", "gzip")]
+)
+@pytest.mark.parametrize("mine", [True, False])
+def test_lines_are_not_added_to_those_that_are_compressed_in_another_way(
+    tmp_path: Path, before: str, behind: str, mine: bool
+) -> None:
+    target = tmp_path / "out.jsonl"
+    through(a.file(uri=f"file://{target}", compression=before).sink(), rows_of(['{"id":1}']), to=1)
+    if not mine:
+        (tmp_path / ".out.jsonl.penstock").unlink()
+    content = target.read_bytes()
+    again = a.file(uri=f"file://{target}", compression=behind, if_exists="append").sink()
+    with pytest.raises(UsageError, match=f"has the compression '{before}', and '{behind}' was to be added"):
+        through(again, rows_of(['{"id":2}'], first=1), to=2, start=1)
+    assert target.read_bytes() == content
+
+
 def test_csv_is_not_appended_to_columns_nobody_told(csv_file: Path) -> None:
     csv_file.write_text("id,x\n1,2\n")
     with pytest.raises(UsageError, match="columns that nobody has told"):

@@ -153,8 +153,7 @@ class File(Adaptor):
     @property
     def reading(self) -> Reading:
         types = {column: Kind(word) for column, word in self.types.items()}
-        delimiter = "\t" if self.delimiter == "," and self.uri.endswith(".tsv") else self.delimiter
-        csv = CsvFormat(delimiter, tuple(self.columns), self.null_text, types)
+        csv = CsvFormat(self.delimiter, tuple(self.columns), self.null_text, types)
         return Reading(self.bad_lines, self.format, self.compression, csv)
 
     def source(self) -> Source:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -77,6 +77,11 @@ class Reading:
     def codec_of(self, name: str) -> Codec:
         return self.codec or codec_of(name)
 
+    def csv_of(self, name: str) -> CsvFormat:
+        """Tabs stand between the fields of a file whose name says so, unless something else is set."""
+        tabs = self.csv.delimiter == "," and bare_name(name).lower().endswith(".tsv")
+        return replace(self.csv, delimiter="\t") if tabs else self.csv
+
     def can_grow(self, name: str) -> bool:
         """Whether a file can be read while it is written."""
         return self.form_of(name) != "parquet" and self.codec_of(name) == "none"
@@ -102,7 +107,7 @@ class OpenFile:
         self._mark_of_whole = "" if self._grows else mark_of_whole(raw)
         self._mark, self._marked = known.mark, known.byte
         self.check()
-        self.walk = self._walk(reading, known, last)
+        self.walk = self._walk(reading, known, last if self._grows else "take")
 
     def _walk(self, reading: Reading, known: _Known, last: Last) -> Walk:
         form, codec = reading.form_of(self.raw.name), reading.codec_of(self.raw.name)
@@ -112,7 +117,8 @@ class OpenFile:
             return ParquetWalk(content, {"group": known.group, "row": known.row})
         place = {"byte": known.byte, "line": known.line}
         if form == "csv":
-            return CsvWalk(content, place, reading.csv, stop_at_bad=stop, last=last)
+            csv = reading.csv_of(self.raw.name)
+            return CsvWalk(content, place, csv, stop_at_bad=stop, last=last)
         return LineWalk(content, place, stop_at_bad=stop, last=last)
 
     @property

@@ -38,9 +38,11 @@ from penstock.adaptors.base import (
     Stager,
 )
 from penstock.adaptors.file.obstacles import obstacles_to_file
+from penstock.adaptors.formats.contents import FRONT, codec_at
 from penstock.adaptors.formats.csvwriter import first_fields, header_of, records_of
 from penstock.adaptors.formats.linewriter import Writing, lines_of
 from penstock.adaptors.formats.partfile import PartFile, compressed
+from penstock.adaptors.parts import whole_messages
 from penstock.adaptors.staging import Tally
 from penstock.base.disk import Disk, DiskFile
 from penstock.base.errors import CorruptError, PenstockError, UsageError
@@ -112,8 +114,7 @@ class FileStager(Stager):
         with telling(f"cannot write {part}"):
             stage.directory.mkdir(parents=True, exist_ok=True)
             with PartFile(part, self._writing.codec) as file:
-                for batch in rows:
-                    fresh = tally.fresh(batch)
+                for fresh in whole_messages(map(tally.fresh, rows)):
                     if self._writing.form == "csv":
                         columns = columns or first_fields(fresh)
                         lines, taken, refusals = records_of(fresh, columns, self._writing)
@@ -259,6 +260,7 @@ class FilePublisher(Publisher):
                 f"the offset log knows only {start.generation}: it is older than the target",
                 hint="bring back the offset log that belongs to the target, or move the target away",
             )
+        self._check_codec(file)
         size = file.size()
         if size < kept.length:
             raise self._too_short(size, kept)
@@ -285,10 +287,20 @@ class FilePublisher(Publisher):
         if size and self._if_exists == "replace":
             file.truncate(0)
         elif size:
+            self._check_codec(file)
             file.sync()  # the length that is recorded next must be there
         kept = Kept(start.log, start.generation, start.watermark, file.size())
         self._keep(kept)
         return kept
+
+    def _check_codec(self, file: DiskFile) -> None:
+        """Lines behind others that are compressed in another way, or not at all, could not be read."""
+        found = codec_at(file.read_at(FRONT, 0))
+        if file.size() and found != self._writing.codec:
+            raise UsageError(
+                f"{self._target} has the compression '{found}', and '{self._writing.codec}' was to be added to it",
+                hint=f"set compression='{found}', or move it away",
+            )
 
     def _begun(self, file: DiskFile, kept: Kept, parts: Sequence[Path]) -> tuple[int, tuple[str, ...]]:
         """A header, if there is none yet; the length with it, and the columns."""

@@ -24,16 +24,26 @@ MARKED = 1024
 
 _ENDINGS: dict[str, Codec] = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _STEP = 1 << 20
+_GZIP, _ZSTD, _ZSTD_SKIPPABLE = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18"
+FRONT = 4
+"""Bytes at the front of a file that tell how it is compressed."""
 
 
 def codec_of(name: str) -> Codec:
     """How a file of this name is compressed."""
-    return next((codec for ending, codec in _ENDINGS.items() if name.endswith(ending)), "none")
+    return next((codec for ending, codec in _ENDINGS.items() if name.lower().endswith(ending)), "none")
 
 
 def bare_name(name: str) -> str:
     """The name without what tells of compression."""
-    return next((name.removesuffix(ending) for ending in _ENDINGS if name.endswith(ending)), name)
+    return next((name[: -len(ending)] for ending in _ENDINGS if name.lower().endswith(ending)), name)
+
+
+def codec_at(front: bytes) -> Codec:
+    """How a file that begins so is compressed."""
+    if front.startswith(_GZIP):
+        return "gzip"
+    return "zstd" if front.startswith(_ZSTD) or front[1:FRONT] == _ZSTD_SKIPPABLE else "none"
 
 
 class Content(ABC):

@@ -22,6 +22,8 @@ from penstock.log.message import MAX_MESSAGE_BYTES
 from penstock.log.schema import Field, Kind, Schema
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
 
 TYPES = (
@@ -93,10 +95,25 @@ class CsvWalk(TextWalk):
             )
         end = int(records.starts[1]) if records.rows > 1 else records.size
         width = len(records.fields) // records.rows
-        self._take_names([name.decode(errors="replace") for name in records.fields[:width].to_pylist()])
+        self._take_names(self._header(records.fields[:width].to_pylist(), records.quoted))
         head = text[:end]
         self.at = Place(min(self.at.byte + end, self.at.byte + len(text)), self.at.line + head.count(b"\n"))
         return True
+
+    def _header(self, names: Sequence[bytes], quoted: npt.NDArray[np.bool_]) -> list[str]:
+        """The names in a first record, unless what it looks like says that all else would be read wrongly, too."""
+        if any(b"\r" in name and not quoted[number] for number, name in enumerate(names)):
+            raise UsageError(
+                f"{self._content.name}: its lines end in carriage returns, without newlines",
+                hint="write newlines in their place: tr '\\r' '\\n'",
+            )
+        try:
+            return [name.decode() for name in names]
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"{self._content.name}: its first record is not UTF-8 ({error.reason})",
+                hint="convert the file, as iconv does",
+            ) from None
 
     def _take_names(self, names: list[str]) -> None:
         wrong = next((name for name in names if not name or names.count(name) > 1), None)
@@ -177,7 +194,7 @@ class CsvWalk(TextWalk):
         if wrong is None and len(text) <= MAX_MESSAGE_BYTES:
             if not ended or self._last == "wait":
                 return None
-            if self._last == "leave" and not self._stop_at_bad:
+            if self._last == "leave" and not self._stop_at_bad and b"\n" not in text:
                 log.warning(
                     "%s: the record at byte %d is not finished and was left", self._content.name, self.at.byte
                 )

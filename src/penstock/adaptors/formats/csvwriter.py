@@ -35,10 +35,11 @@ def header_of(columns: Sequence[str], writing: Writing) -> bytes:
 
 
 def first_fields(batch: pa.RecordBatch) -> Sequence[str]:
-    """The fields of the first message that has any."""
-    for text in batch.column("data").to_pylist():
+    """The fields of the first message that has any; a command has none."""
+    for op, text in zip(batch.column("op").to_pylist(), batch.column("data").to_pylist(), strict=True):
         try:
-            return list(_read_fields(text or ""))
+            if op != "command" and (fields := list(_read_fields(text or ""))):
+                return fields
         except (msgspec.DecodeError, RecursionError):
             continue
     return ()
@@ -63,7 +64,11 @@ def records_of(
             reasons[row] = f"data is not JSON: {error}"
             lines.append("")
             continue
-        if writing.unknown_fields == "error" and not known.issuperset(given):
+        if not columns:
+            reasons[row] = (
+                "no fields, and there is no header yet: name the columns with the setting 'columns'"
+            )
+        elif writing.unknown_fields == "error" and not known.issuperset(given):
             unknown = next(name for name in given if name not in known)
             reasons[row] = f"field '{unknown}' is none of the columns"
         fields = [_field(given.get(name), writing) for name in columns]
@@ -108,7 +113,8 @@ def _field(raw: msgspec.Raw | None, writing: Writing) -> str:
         return writing.null_text
     if text.startswith(b'{"$'):
         return _quoted(_shown(values.decode(text), text), writing)
-    return _quoted(text.decode(), writing) if text[:1] in (b"{", b"[") else text.decode()
+    shown = text.decode()
+    return _quoted(shown, writing) if text[:1] in (b"{", b"[") or shown == writing.null_text else shown
 
 
 def _shown(value: Value, text: bytes) -> str:
