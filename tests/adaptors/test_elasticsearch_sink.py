@@ -230,6 +230,43 @@ def test_a_namespace_that_cannot_be_an_index_is_refused_with_the_setting_that_he
     assert "`indices`" in refusal.error
 
 
+def test_namespaces_that_differ_in_case_alone_do_not_share_an_index(
+    delivery: Delivery, target: SearchTarget, ns: str
+) -> None:
+    """The documents of one took the place of those of the other; also if they come in different runs."""
+    _delivered(delivery, message(ns, 1, "mine"))
+    delivery.reopen()
+    delivery.add(message(ns.upper(), 1, "yours"))
+    with pytest.raises(
+        UsageError, match=f"the index '{ns}' of namespace '{ns.upper()}' has the documents of '{ns}'"
+    ):
+        delivery.deliver()
+    assert target.contents(ns) == [Row(1, "mine")]
+    (found,) = target.adaptor().sink().inspect([ns, ns.upper()])
+    assert (found.fatal, found.fix) == (True, "name an index for one of them in the setting `indices`")
+    target.settings = {"indices": {ns.upper(): target.make(f"{ns}-2")}}
+    assert target.adaptor().sink().inspect([ns, ns.upper()]) == []
+
+
+def test_namespaces_that_differ_in_case_alone_are_told_apart_in_one_bulk(
+    delivery: Delivery, target: SearchTarget, ns: str
+) -> None:
+    delivery.add(message(ns, 1, "mine"), message(ns.upper(), 1, "yours"))
+    with pytest.raises(UsageError, match="differs in case alone"):
+        delivery.deliver()
+    assert target.contents(ns) == []
+
+
+def test_a_truncate_empties_no_index_of_another_namespace(
+    delivery: Delivery, target: SearchTarget, ns: str
+) -> None:
+    _delivered(delivery, message(ns, 1, "mine"))
+    delivery.add(truncate(ns.upper()))
+    with pytest.raises(UsageError, match="differs in case alone"):
+        delivery.deliver()
+    assert target.contents(ns) == [Row(1, "mine")]
+
+
 def test_a_message_without_a_key_is_written_once(delivery: Delivery, target: SearchTarget, ns: str) -> None:
     """The original let the server choose the id: what came again was there twice."""
     delivery.add(Message(ns, b'{"v":1}'), Message(ns, b'{"v":1}'))

@@ -92,9 +92,14 @@ def version_of(generation: int, offset: int) -> int:
     return generation << 40 | (offset + 1)
 
 
+def default_index(settings: Elasticsearch, ns: str) -> str | None:
+    """The index that a namespace has by its name; None if a setting names another."""
+    return None if settings.indices.get(ns) else f"{settings.index_prefix}{ns.lower()}"
+
+
 def index_of(settings: Elasticsearch, ns: str) -> str:
     """The index of a namespace. Raises `ValuesError` if there can be none of that name."""
-    index = settings.indices.get(ns) or f"{settings.index_prefix}{ns.lower()}"
+    index = default_index(settings, ns) or settings.indices[ns]
     if (
         _FORBIDDEN.search(index)
         or index.startswith(("-", "_", "+", "."))

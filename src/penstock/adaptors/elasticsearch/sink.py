@@ -10,6 +10,9 @@ time; one that it refuses stops the sink with the offset of its message.
 
 The position stands in an index of its own, `penstock` if not told otherwise, under the name of the sink. It moves
 after the documents, so the guarantee is at least once; and by the versions, writing twice comes to the same.
+
+With the position stands which namespace has which index: names of indices have no capitals, so two namespaces that differ
+in case alone would share one, and write over each other's documents. The second is refused.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ from penstock.adaptors.elasticsearch.rows import (
     Action,
     Row,
     actions_of,
+    default_index,
     index_of,
     is_truncate,
     problem_of,
@@ -62,6 +66,7 @@ PAUSES = (0.1, 0.4, 1.6, 3.2)
 _AUTO = "action.auto_create_index"
 _BLOCKS = ("index.blocks.write", "index.blocks.read_only", "index.blocks.read_only_allow_delete")
 _KEEP = "2m"
+_OTHER_INDEX = "name an index for one of them in the setting `indices`"
 _CONFLICT = 409
 """The server has a newer version: the message is older than what is there."""
 
@@ -79,9 +84,18 @@ class SearchSink(Sink):
         client = Client(self._settings)
         try:
             client.kind()
-            return [found for ns in namespaces or () for found in self._index(client, ns)]
+            given = namespaces or ()
+            return [*self._shared(given), *(found for ns in given for found in self._index(client, ns))]
         finally:
             client.close()
+
+    def _shared(self, namespaces: Sequence[str]) -> Iterator[Finding]:
+        """Namespaces that would have the same index."""
+        first: dict[str, str] = {}
+        for ns in namespaces:
+            index = default_index(self._settings, ns)
+            if index is not None and (other := first.setdefault(index, ns)) != ns:
+                yield Finding(_taken(ns, index, other), _OTHER_INDEX, fatal=True)
 
     def _index(self, client: Client, ns: str) -> Iterator[Finding]:
         """Whether the index of a namespace is there or will be, and takes documents."""
@@ -146,11 +160,15 @@ class SearchPublisher(Publisher):
         self._settings, self._name, self._pause = settings, name, pause
         self._client: Client | None = None
         self._made: set[str] = set()
+        """The namespaces whose indices are there, or will be with their first document, and are theirs."""
+        self._owners: dict[str, str] = {}
+        """The namespaces of indices that no setting names."""
 
     def open(self, start: SinkPosition) -> SinkPosition:
         self.close()
         self._client = client = Client(self._settings)
         self._made.clear()
+        self._owners.clear()
         try:
             client.kind()
             answer = client.ask("GET", self._place())
@@ -160,6 +178,7 @@ class SearchPublisher(Publisher):
             if known is None:
                 self._keep(start)
                 return start
+            self._owners.update(known._source.owners)
             return self._continued(known._source, start)
         except PenstockError:
             self.close()
@@ -197,9 +216,9 @@ class SearchPublisher(Publisher):
 
     def _send(self, actions: list[Action]) -> None:
         """One bulk; items that found no room go again. Of a key, only the last action in a bulk is sent."""
-        left = list({(action.index, action.id): action for action in actions}.values())
-        for action in left:
+        for action in actions:
             self._make(action.ns, action.index)
+        left = list({(action.index, action.id): action for action in actions}.values())
         for pause in (*PAUSES, None):
             if not left:
                 return
@@ -236,16 +255,20 @@ class SearchPublisher(Publisher):
         return busy, why
 
     def _make(self, ns: str, index: str) -> None:
-        """An index with its mapping, if the settings give one and it is not there."""
-        if index in self._made or self._client is None:
+        """An index of this namespace alone; with its mapping, if the settings give one and it is not there."""
+        if ns in self._made or self._client is None:
             return
+        if default_index(self._settings, ns) is not None:
+            owner = self._owners.setdefault(index, ns)
+            if owner != ns:
+                raise UsageError(_taken(ns, index, owner), hint=_OTHER_INDEX)
         if ns in self._settings.mappings and self._client.ask("HEAD", f"/{quote(index)}").status == 404:
             answer = self._client.ask("PUT", f"/{quote(index)}", self._settings.mappings[ns])
             if answer.status >= 400 and b"resource_already_exists_exception" not in answer.body:
                 raise UsageError(
                     f"the index '{index}' cannot be made: {reason_of(answer)}", hint="see `mappings`"
                 )
-        self._made.add(index)
+        self._made.add(ns)
 
     def _empty(self, row: Row, position: SinkPosition) -> None:
         """Delete what is in an index, each document by its id and with the version of the truncate.
@@ -254,6 +277,7 @@ class SearchPublisher(Publisher):
         """
         assert self._client is not None
         index = index_of(self._settings, row.ns)
+        self._make(row.ns, index)
         if self._client.ask("POST", f"/{quote(index)}/_refresh").status == 404:
             return
         version = version_of(position.generation, row.offset)
@@ -277,7 +301,8 @@ class SearchPublisher(Publisher):
 
     def _keep(self, position: SinkPosition) -> None:
         assert self._client is not None
-        kept = {"log": position.log, "generation": position.generation, "watermark": position.watermark}
+        owners = sorted(self._owners.items())
+        kept = _Position(position.log, position.generation, position.watermark, owners)
         answer: Answer = self._client.ask("PUT", self._place(), kept)
         if answer.status >= 400:
             raise PenstockError(f"{self._settings.shown}: cannot keep the position: {reason_of(answer)}")
@@ -286,6 +311,12 @@ class SearchPublisher(Publisher):
         place = f"'{self._name}' in the index '{self._settings.own_index}'"
         held = SinkPosition(known.log, known.generation, known.watermark)
         return continued(held, start, f"the target of {place}", "delete that document")
+
+
+def _taken(ns: str, index: str, owner: str) -> str:
+    return (
+        f"the index '{index}' of namespace '{ns}' has the documents of '{owner}', which differs in case alone"
+    )
 
 
 class _Settings(msgspec.Struct):
@@ -302,6 +333,8 @@ class _Position(msgspec.Struct):
     log: str
     generation: int
     watermark: int
+    owners: list[tuple[str, str]] = []
+    """Indices and their namespaces; pairs, since a field of an object would be a field of the index."""
 
 
 class _Kept(msgspec.Struct):
