@@ -11,8 +11,8 @@ time; one that it refuses stops the sink with the offset of its message.
 The position stands in an index of its own, `penstock` if not told otherwise, under the name of the sink. It moves
 after the documents, so the guarantee is at least once; and by the versions, writing twice comes to the same.
 
-With the position stands which namespace has which index: names of indices have no capitals, so two namespaces that differ
-in case alone would share one, and write over each other's documents. The second is refused.
+With the position stands which namespace has which index: names of indices have no capitals, so two namespaces that
+differ in case alone would share one, and write over each other's documents. The second is refused.
 """
 
 from __future__ import annotations
