@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from penstock.adaptors.base import Stage, Staged
 from penstock.adaptors.lake.events import KIND, OFFSET, EventStager, Options
@@ -106,3 +107,28 @@ def test_types_come_together_without_a_loss() -> None:
     assert "raise_error" in cast("n", "BIGINT", "INT")
     assert "raise_error" in cast("n", "BIGINT", "DOUBLE")
     assert cast("n", "INT", "BIGINT") == "CAST(`n` AS BIGINT) AS `n`"
+
+
+@pytest.mark.parametrize(
+    "kind, value, text",
+    [
+        ("ARRAY<STRING>", "array('a, b', 'c', null)", '["a, b","c",null]'),
+        ("ARRAY<BIGINT>", "array(1L, 2L)", "[1,2]"),
+        ("BINARY", "X'00FF41'", "AP9B"),
+        ("DECIMAL(4,2)", "CAST(1.10 AS DECIMAL(4,2))", "1.10"),
+    ],
+)
+def test_a_value_for_a_column_of_text_can_be_told_from_others(
+    spark: SparkSession, kind: str, value: str, text: str
+) -> None:
+    """A cast leaves out the quotes of an array, and bytes that are no text."""
+    assert spark.sql(f"SELECT {value} AS x").selectExpr(cast("x", kind, "string")).first() == (text,)
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, 2**53 + 1, -(2**53) - 1])
+def test_a_number_that_a_float_does_not_keep_ends_the_query(spark: SparkSession, number: int) -> None:
+    """Of the largest there is, a cast to a float and back makes the same again, though the float is another."""
+    with pytest.raises(Exception, match="a value of the field 'x' does not fit its column, which is DOUBLE"):
+        spark.sql(f"SELECT {number}L AS x").selectExpr(cast("x", "BIGINT", "double")).collect()
+    whole = spark.sql("SELECT -9223372036854775808L AS x").selectExpr(cast("x", "BIGINT", "double"))
+    assert whole.first() == (-(2.0**63),)

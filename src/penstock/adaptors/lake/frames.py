@@ -31,6 +31,11 @@ _WIDER = {
     ("TINYINT", "SMALLINT"), ("FLOAT", "DOUBLE"), ("DATE", "TIMESTAMP_NTZ"), ("VOID", "STRING"),
 }  # fmt: skip
 """Casts that keep every value."""
+_WRITERS = {"ARRAY": "to_json", "BINARY": "base64"}
+"""What makes text of values that a cast would not keep: it leaves out quotes, and bytes that are no text."""
+
+_LARGEST = 2**63 - 1
+"""As a float it becomes one that is larger still, and of that a cast back makes the largest again."""
 
 
 class Place(NamedTuple):
@@ -150,11 +155,15 @@ def cast(name: str, kind: str, to: str) -> str:
     term, to = quoted(name), to.upper()
     if kind == to:
         return term
+    if to == "STRING" and (writer := _WRITERS.get(kind.partition("<")[0])):
+        return f"{writer}({term}) AS {term}"
     if (kind, to) in _WIDER or to == "STRING":
         return f"CAST({term} AS {to}) AS {term}"
     reason = f"a value of the field '{name}' does not fit its column, which is {to}".replace("'", "''")
-    keeps = f"{term} IS NULL OR CAST(CAST({term} AS {to}) AS {kind}) = {term}"
-    return f"CASE WHEN {keeps} THEN CAST({term} AS {to}) ELSE raise_error('{reason}') END AS {term}"
+    keeps = f"CAST(CAST({term} AS {to}) AS {kind}) = {term}"
+    if kind == "BIGINT" and to in ("DOUBLE", "FLOAT"):
+        keeps += f" AND {term} <> {_LARGEST}"
+    return f"CASE WHEN {term} IS NULL OR {keeps} THEN CAST({term} AS {to}) ELSE raise_error('{reason}') END AS {term}"
 
 
 def quoted(name: str) -> str:
