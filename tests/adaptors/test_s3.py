@@ -112,6 +112,25 @@ def test_each_object_is_a_namespace_if_none_is_set(filled: Place) -> None:
     assert data(filled.read()) == ALL  # type: ignore[arg-type]
 
 
+def test_objects_that_stand_for_directories_are_none(filled: Place) -> None:
+    """Consoles make them, and no sink could write where there was one."""
+    for name in ("", "sub/", "none/of/these/"):
+        filled.server.request("PUT", f"/fragments/{filled.prefix}{name}", b"")
+    assert a.s3(uri=filled.url).source().namespaces() == ["none/of/these", *(f"sub/{n}" for n in range(5))]
+    assert data(filled.read()) == ALL  # type: ignore[arg-type]
+    empty = Place(filled.server)
+    empty.server.request("PUT", f"/fragments/{empty.prefix}", b"")
+    assert a.s3(uri=empty.url).sink().publisher().open(at(0)) == at(0)
+
+
+def test_a_name_that_the_client_cannot_have_is_told(filled: Place) -> None:
+    """It was waited for, as if the store were away."""
+    filled.server.request("PUT", f"/fragments/{filled.prefix}a//b.jsonl", b"{}")
+    with pytest.raises(UsageError, match=r"a//b\.jsonl") as refused:
+        filled.read()
+    assert "no part of a name may be empty" in str(refused.value.hint)
+
+
 def test_parquet_and_csv_are_read_in_ranges(
     place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -24,23 +24,33 @@ HELD = 4
 """Ranges of an object that are held: a Parquet file is read here and there."""
 
 _WRONG = ("NoSuchBucket", "InvalidBucketName", "PermanentRedirect", "AuthorizationHeaderMalformed")
+_NAMELESS = "object with invalid path"
+"""What the client says of a name that it cannot have, such as `a//b`: all that lies beside it is not listed then."""
 
 
 class Objects(ObjectStore):
     """What lies under the prefix of a URL. Errors are those of an adaptor."""
 
     def entries(self, under: str = "") -> Sequence[Entry]:
-        """All objects, or those under a directory; with names relative to the prefix."""
+        """All objects, or those under a directory; with names relative to the prefix.
+
+        Without those that stand for a directory: consoles make an object without content whose name ends in `/`, of
+        which the client does not tell the last letter.
+        """
         prefix = self._target.prefix
-        found = []
+        found: list[tuple[str, Entry]] = []
+        directories = {prefix.rstrip("/")}
         with self.asking(), self._translated("list", prefix or "/", of_store=True):
             for page in obstore.list(self._client, f"{prefix}{under}" or None, chunk_size=PAGE):
                 for one in page:
-                    name = one["path"].removeprefix(prefix)
+                    path = one["path"]
+                    name = path.removeprefix(prefix)
                     tag = f"{one['size']}-{one['e_tag'] or one['version'] or one['last_modified']}"
                     time = int(one["last_modified"].timestamp() * 1_000_000)
-                    found.append(Entry(name, time, one["size"], tag))
-        return found
+                    found.append((path, Entry(name, time, one["size"], tag)))
+                    while (path := path.rpartition("/")[0]) and path not in directories:
+                        directories.add(path)
+        return [entry for path, entry in found if entry.size or path not in directories]
 
     def bytes_of(self, name: str) -> bytes:
         with self.asking(), self._translated("read", name):
@@ -105,6 +115,11 @@ class Objects(ObjectStore):
     def _judged(self, text: str) -> PenstockError:
         if UNTRUSTED in text:
             return UsageError(text, hint="name the file of its authority in the variable SSL_CERT_FILE")
+        if _NAMELESS in text:
+            return UsageError(
+                text,
+                hint="rename it, or read a prefix without it: no part of a name may be empty, '.' or '..'",
+            )
         return (UsageError if any(word in text for word in _WRONG) else AwayError)(text)
 
     @contextmanager
