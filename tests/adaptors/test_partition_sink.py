@@ -217,6 +217,12 @@ def test_a_field_with_the_name_of_a_partition_that_is_no_field_stays_in_the_file
     assert pq.ParquetFile(target / files_of(target)[0]).read().to_pylist() == [{"id": 1, word: "of the row"}]
 
 
+def test_a_field_may_have_no_name(target: Path) -> None:
+    writer = Writer(target, {"orders": Schema((Field("id", Kind.INT), Field("", Kind.STRING)))})
+    writer.write(rows_of(['{"id":1,"":"x"}']), to=1)
+    assert pq.ParquetFile(target / files_of(target)[0]).read().to_pylist() == [{"id": 1, "": "x"}]
+
+
 def test_rows_that_are_all_partition_are_rows(target: Path) -> None:
     """Without a column there is no row in a Parquet file."""
     writer = Writer(target, {"orders": Schema((Field("id", Kind.INT),))}, partition_by=["id"])

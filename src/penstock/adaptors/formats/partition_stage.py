@@ -115,7 +115,7 @@ def united(before: Schema | None, now: Schema | None) -> Schema | None:
     return Schema(now.fields + gone, now.key)
 
 
-def by_value(batch: pa.RecordBatch, column: str) -> Iterator[tuple[str, pa.RecordBatch]]:
+def by_value(batch: pa.RecordBatch, column: str | int) -> Iterator[tuple[str, pa.RecordBatch]]:
     """The rows of each value of a column, each in their order."""
     import pyarrow.compute as pc
 
@@ -185,9 +185,9 @@ class Files:
             refused, paths = [*refused, *more], self._paths(batch, columns)
         label = "" if schema is None else str(hash(columns.schema))
         drop = self._told_by_directory(columns) if schema is not None else []
-        rows = columns.append_column("", paths)
-        for path, some in by_value(rows, ""):
-            some = some.select(range(some.num_columns - 1))
+        rows = columns.append_column("", paths)  # told by its place: a field may have any name
+        for path, some in by_value(rows, columns.num_columns):
+            some = some.select(range(columns.num_columns))
             self._write((path, label), some.drop_columns(drop) if drop else some)
         if not refused:
             return given, ()
