@@ -285,6 +285,33 @@ def test_inspect_names_the_tables_that_are_missing(target: SqliteTarget) -> None
     assert a.sqlite(uri=f"sqlite://{target.path}").sink().inspect(["orders", "items"]) == []
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_namespaces_that_differ_in_case_alone_are_not_one_table(
+    target: SqliteTarget, tmp_path: Path, before: bool
+) -> None:
+    """The rows of one took the place of those of the other; also if they come in different runs."""
+    if before:  # as an earlier version made it
+        target.execute(
+            "CREATE TABLE penstock_positions (sink TEXT PRIMARY KEY NOT NULL, log TEXT NOT NULL, "
+            "generation INTEGER NOT NULL, watermark INTEGER NOT NULL, opened INTEGER NOT NULL DEFAULT 0)",
+            "INSERT INTO penstock_positions VALUES ('shop.db', 'log', 0, 0, 0)",
+        )
+    target.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, of TEXT)")
+    first = Writer(target, tmp_path)
+    first.write(sent("Orders", id=1, of="mine"), sent("Ö", id=1), sent("ö", id=1))
+    first.publisher.close()
+    second = Writer(target, tmp_path)
+    second.end = 3
+    with pytest.raises(
+        UsageError, match="table of namespace 'orders' has the rows of 'Orders', which differs in case"
+    ):
+        second.write(sent("orders", id=1, of="yours"))
+    second.publisher.close()
+    assert target.query("SELECT * FROM orders") == [(1, "mine")]
+    (finding,) = second.sink.inspect(["orders", "Orders"])
+    assert (finding.fatal, finding.fix) == (True, "give one of them another name with the function `remap`")
+
+
 def test_two_runs_on_one_file_do_not_both_write(target: SqliteTarget, writer: Writer) -> None:
     writer.write(sent("orders", id=1))
     second = writer.sink.publisher()

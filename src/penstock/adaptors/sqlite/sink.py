@@ -4,6 +4,9 @@ A namespace is the table of that name. Tasks set rows aside in files and refuse 
 publisher applies them row by row, in the order of the log, in one transaction with the position, which is a row of the
 table `penstock_positions`. Foreign keys are enforced, and looked at when all rows are there.
 
+SQLite does not look at the case of a table's name: of two namespaces that differ in nothing else the second is refused.
+The position remembers the first.
+
 The database is written with `synchronous=EXTRA`: what was published is there after a loss of power, too. In the
 default journal mode, FULL would leave the end of a transaction, which is that its journal is removed, to chance. What
 a killed process wrote may not be synced yet: `open` answers behind a transaction of its own, which syncs the file.
@@ -19,6 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
+
+import msgspec
 
 from penstock.adaptors.base import (
     Finding,
@@ -48,6 +53,7 @@ BUSY = 30.0
 """Seconds to wait for somebody who writes the database."""
 
 OLDEST = (3, 37, 0)
+OTHER_TABLE = "give one of them another name with the function `remap`"
 
 _AWAY = frozenset(
     {
@@ -147,6 +153,8 @@ class SqlitePublisher(Publisher):
         self._schemas = schemas
         self._connection: sqlite3.Connection | None = None
         self._at: SinkPosition | None = None
+        self._owners: dict[str, str] = {}
+        """The namespaces of tables, by the names that SQLite tells tables apart by."""
 
     def open(self, start: SinkPosition) -> SinkPosition:
         self.close()
@@ -183,6 +191,7 @@ class SqlitePublisher(Publisher):
 
     def _changes(self, connection: sqlite3.Connection, batch: pa.RecordBatch) -> Iterator[Change]:
         rows = list(_rows(batch))
+        self._own(connection, {ns for ns, _, _ in rows})
         self._grow(connection, rows)
         tables = {ns: self._known(connection, ns) for ns in {ns for ns, _, _ in rows}}
         for ns, origin, row in rows:
@@ -193,6 +202,19 @@ class SqlitePublisher(Publisher):
                 raise RefusedError(f"message {row.offset} of namespace '{origin}': {error}") from None
             if change is not None:
                 yield change
+
+    def _own(self, connection: sqlite3.Connection, namespaces: set[str]) -> None:
+        """Have tables for these namespaces alone; recorded with the rows."""
+        before = len(self._owners)
+        for ns in sorted(namespaces):
+            owner = self._owners.setdefault(folded(ns), ns)
+            if owner != ns:
+                raise UsageError(shared(ns, owner), hint=OTHER_TABLE)
+        if len(self._owners) > before:
+            told = msgspec.json.encode(self._owners).decode()
+            connection.execute(
+                f"UPDATE {POSITIONS} SET owners = ? WHERE sink = ?", [told, self._options.name]
+            )
 
     def _known(self, connection: sqlite3.Connection, ns: str) -> Table:
         table = table_of(connection, ns, self._options.unknown_fields)
@@ -234,18 +256,23 @@ class SqlitePublisher(Publisher):
         with _transaction(connection):
             connection.execute(
                 f"CREATE TABLE IF NOT EXISTS {POSITIONS} (sink TEXT PRIMARY KEY NOT NULL, log TEXT NOT NULL, "
-                "generation INTEGER NOT NULL, watermark INTEGER NOT NULL, opened INTEGER NOT NULL DEFAULT 0)"
+                "generation INTEGER NOT NULL, watermark INTEGER NOT NULL, opened INTEGER NOT NULL DEFAULT 0, "
+                "owners TEXT NOT NULL DEFAULT '{}')"
             )
+            about = table_of(connection, POSITIONS)
+            if about is not None and "owners" not in about.types:
+                connection.execute(f"ALTER TABLE {POSITIONS} ADD owners TEXT NOT NULL DEFAULT '{{}}'")
             row = connection.execute(
-                f"SELECT log, generation, watermark FROM {POSITIONS} WHERE sink = ?", [name]
+                f"SELECT log, generation, watermark, owners FROM {POSITIONS} WHERE sink = ?", [name]
             ).fetchone()
+            self._owners = {} if row is None else msgspec.json.decode(row[3], type=dict[str, str])
             if row is None:
                 values = [name, start.log, start.generation, start.watermark]
                 connection.execute(
                     f"INSERT INTO {POSITIONS} (sink, log, generation, watermark) VALUES (?, ?, ?, ?)", values
                 )
                 return start
-            held = SinkPosition(*row)
+            held = SinkPosition(*row[:3])
             anew = f"move the file away, or DELETE FROM {POSITIONS} WHERE sink = '{name}'"
             goes_on = continued(held, start, f"the target of sink '{name}' in {self._options.path}", anew)
             # A change, so that the end of this transaction syncs the file: see above.
@@ -265,6 +292,15 @@ class SqlitePublisher(Publisher):
                 f"the position in {self._options.path} is not where this run left it, at {at.watermark}",
                 hint="another run writes the same target; end one of them",
             )
+
+
+def folded(ns: str) -> str:
+    """The name of a table without what SQLite does not tell apart: the case of ASCII, and of no other letters."""
+    return ns.encode().lower().decode()
+
+
+def shared(ns: str, owner: str) -> str:
+    return f"the table of namespace '{ns}' has the rows of '{owner}', which differs in case alone"
 
 
 def connect(path: Path, *, write: bool) -> sqlite3.Connection:

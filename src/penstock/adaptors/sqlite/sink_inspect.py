@@ -8,20 +8,21 @@ from contextlib import closing
 from pathlib import Path
 
 from penstock.adaptors.base import Finding
-from penstock.adaptors.sqlite.sink import Options, connect, table_of, telling
+from penstock.adaptors.sqlite.sink import OTHER_TABLE, Options, connect, folded, shared, table_of, telling
 from penstock.adaptors.sqlite.table import POSITIONS, quoted
 
 
 def findings(options: Options, namespaces: Sequence[str] | None) -> Sequence[Finding]:
     """Of a database that is there: whether it is one, and may be written; tables that are missing or have no key."""
     path = options.path
+    found = list(_shared(namespaces or ()))
     if not path.exists():
-        return [] if options.create_tables else [Finding(f"{path} is not there", fatal=True)]
+        return found if options.create_tables else [Finding(f"{path} is not there", fatal=True)]
     with telling(path), closing(connect(path, write=False)) as connection:
         query = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
         names = [name for (name,) in connection.execute(query)] if namespaces is None else namespaces
         tables = {name: table_of(connection, name) for name in names if name != POSITIONS}
-    found = list(_not_writable(path))
+    found += _not_writable(path)
     for name, table in tables.items():
         if table is None and not options.create_tables:
             fix = f"set create_tables=True, or make it: CREATE TABLE {quoted(name)} (…)"
@@ -30,6 +31,14 @@ def findings(options: Options, namespaces: Sequence[str] | None) -> Sequence[Fin
             what = f"table {name} has no primary key: it takes inserts, and refuses updates and deletes"
             found.append(Finding(what))
     return found
+
+
+def _shared(namespaces: Sequence[str]) -> Iterator[Finding]:
+    """Namespaces that would be one table."""
+    owners: dict[str, str] = {}
+    for ns in namespaces:
+        if (owner := owners.setdefault(folded(ns), ns)) != ns:
+            yield Finding(shared(ns, owner), OTHER_TABLE, fatal=True)
 
 
 def _not_writable(path: Path) -> Iterator[Finding]:
