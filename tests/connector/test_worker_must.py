@@ -6,6 +6,7 @@ comes, rewinds on an ACK that goes back, and fails on one that is beyond the end
 
 from __future__ import annotations
 
+import asyncio
 import random
 import socket
 from itertools import pairwise
@@ -19,6 +20,7 @@ from penstock.connector import frames as fr
 from penstock.connector.frames import NOTHING_SEEN
 from penstock.connector.records import MAX_RECORD
 from penstock.connector.settings import WorkerSettings
+from penstock.connector.worker import Worker
 
 HELLO = fr.Hello("0.0.1", COOKIE, "test", "i")
 
@@ -50,6 +52,11 @@ def test_every_frame_is_one_write_and_ok_goes_out_alone_though_more_was_asked(tm
 def test_a_worker_that_could_grant_too_little_does_not_start() -> None:
     with pytest.raises(UsageError, match="too few"):
         WorkerSettings(credits=1)
+
+
+def test_a_worker_that_nobody_could_be_sent_to_does_not_start() -> None:
+    with pytest.raises(UsageError, match="expected HOST:PORT, got 'name'"):
+        asyncio.run(Worker(WorkerSettings()).start("127.0.0.1:0", "name"))
 
 
 def test_a_worker_that_could_take_what_no_journal_gives_back_does_not_start() -> None:

@@ -81,6 +81,8 @@ class Worker:
     async def start(self, listen: str, advertise: str = "") -> str:
         """Listen; the address that connectors use."""
         host, port = split(listen)
+        if advertise:
+            split(advertise)  # connectors and workers that are sent there could not
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
