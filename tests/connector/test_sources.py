@@ -238,6 +238,22 @@ def test_a_file_that_was_replaced_while_no_worker_was_there_is_told(
         lines.seek(8)
 
 
+@pytest.mark.parametrize("begun", [b"", b"begu"])
+def test_a_followed_file_that_was_cut_and_has_grown_beyond_that_since_is_told(
+    tmp_path: Path, begun: bytes
+) -> None:
+    """As logs are that are copied and emptied, while nobody asks for more of them."""
+    file = tmp_path / "f"
+    appended(file, b"one\ntwo\n" + begun)
+    lines = Lines(file, follow=True)
+    lines.seek(None)
+    assert len(read(lines) or ()) == 2
+    os.truncate(file, 0)
+    appended(file, b"what came after that, and a second\nline\n")
+    with pytest.raises(CannotSeekError, match="has other lines now"):
+        read(lines)
+
+
 def test_a_file_goes_on_behind_a_last_line_that_had_no_end(tmp_path: Path) -> None:
     file = tmp_path / "f"
     appended(file, b"one\ntwo")

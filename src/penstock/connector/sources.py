@@ -58,6 +58,8 @@ class Lines(Stream):
         """Which file it was that was read before."""
         self._rest = b""
         self._at = 0
+        self._before = b""
+        """The byte before what is read next."""
 
     def seek(self, point: int | None) -> None:
         self.close()
@@ -71,7 +73,7 @@ class Lines(Stream):
         around = os.pread(self._file.fileno(), 2, self._at - 1) if self._at else b"\n"
         if len(around) == 2 and b"\n" not in around:
             raise self._changed("ends no line there")
-        self._known = mine
+        self._known, self._before = mine, around[:1]
         self._file.seek(self._at)
 
     def read(self) -> Records:
@@ -83,6 +85,10 @@ class Lines(Stream):
         chunk = self._file.read(_CHUNK)
         if not chunk:
             return self._last() if whole else self._nothing_new()
+        place = self._at + len(self._rest)
+        if place and os.pread(self._file.fileno(), 1, place - 1) != self._before:
+            raise self._changed("has other lines now")
+        self._before = chunk[-1:]
         lines, self._rest = whole_lines(self._rest, chunk, self._path)
         if not lines:
             return _NOTHING_NOW
