@@ -153,6 +153,31 @@ def test_a_source_that_seeks_too_early_and_ends_before_the_point_has_ended(
     rigged(tmp_path / "d", test)
 
 
+@pytest.mark.parametrize("columns", [False, True])
+def test_a_source_whose_ids_go_back_at_its_end_is_told_and_does_not_wait_for_ever(
+    tmp_path: Path, columns: bool
+) -> None:
+    class Unordered(Stream):
+        name = "unordered"
+
+        def seek(self, point: int | None) -> None:
+            self.left: list[int] = [1, 3, 2]
+
+        def read(self) -> Records:
+            ids, self.left = self.left, []
+            if not ids:
+                return None
+            return Columns(ids, [b""] * 3) if columns else [Record(number, b"") for number in ids]
+
+    async def test(rig: Rig) -> None:
+        running = connector([(await rig.worker()).me.address], [Unordered()])
+        with pytest.raises(SourceFailedError, match="ended with message 2, behind message 3"):
+            async with asyncio.timeout(20):
+                await running.serve()
+
+    rigged(tmp_path / "d", test)
+
+
 def test_a_source_that_cannot_go_back_tells_the_worker_why(tmp_path: Path) -> None:
     class Lost(Numbers):
         def seek(self, point: int | None) -> None:

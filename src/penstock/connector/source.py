@@ -326,6 +326,7 @@ class _Session:
                 continue
             self._connector.progressed = True
             if point != NOTHING_SEEN:
+                self._require_order(flow, point)
                 self._connector.acked[flow.stream.name] = point
                 await _called(flow.stream.ack(point))
             if flow.at_end and self._link.session.stream(stream) is State.CLOSED:
@@ -333,6 +334,16 @@ class _Session:
         if self._refused and not self._target:
             again, self._refused = self._refused, []
             self._start(self._notify(again))
+
+    def _require_order(self, flow: Flow, point: int) -> None:
+        """More is durable of a stream that has ended than its last record: it will never be told that this is, too."""
+        session = self._link.session
+        if session.stream(flow.id) is State.CLOSING and point > session.last[flow.id]:
+            raise UsageError(
+                f"stream '{flow.stream.name}' ended with message {session.last[flow.id]}, behind message {point}: the "
+                "worker drops whatever has no greater id than the one before it",
+                hint="ids of a stream only grow",
+            )
 
     # One stream.
 
