@@ -133,6 +133,7 @@ def test_decimals_are_read_to_the_last_digit(precision: int, scale: int, data: s
         ("time(1)", b'{"$localTime":"02:14:14.123456"}'),
         ("varbinary(1)", b'{"$binary":{"base64":"AP8=","subType":"00"}}'),
         ("double", b'{"$numberDouble":"NaN"}'), ("text", b"1"), ("bit(2)", b"4"), ("year", b"2156"),
+        ("double", b"9007199254740993"), ("float", b"-9007199254740993"), ("double", b"123456789012345678901234567890"),
     ],
 )  # fmt: skip
 def test_a_value_that_a_column_would_refuse_or_change_is_refused(native: str, raw: bytes) -> None:
@@ -143,6 +144,8 @@ def test_a_value_that_a_column_would_refuse_or_change_is_refused(native: str, ra
 def test_values_that_fit_are_taken_as_they_are() -> None:
     assert bound(Column("c", "decimal(5,2)"), b"1.500") == Decimal("1.500")
     assert bound(Column("c", "time"), b'"-838:59:59"') == "-838:59:59"
+    for number in (b"1152921504606846976", b"1152921504606847000", b"0.10000000000000001", b"-0"):
+        assert bound(Column("c", "double"), number) == float(number)
     assert (
         bound(Column("c", "timestamp(6)"), b'{"$date":"2026-11-16T02:14:14+01:00"}') == "2026-11-16 01:14:14"
     )

@@ -49,7 +49,7 @@ def bound(column: Column, raw: bytes) -> Hashable:
     if column.type in INTEGERS or column.type == "bit":
         return _integer(column, value)
     if column.type in ("float", "double"):
-        return _float(value)
+        return _float(column, value)
     if column.type in ("date", "datetime", "timestamp"):
         return _moment(column, value)
     if column.type == "time":
@@ -79,12 +79,14 @@ def _integer(column: Column, value: Value) -> int:
     return int(value)
 
 
-def _float(value: Value) -> float:
+def _float(column: Column, value: Value) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
         raise _unfit(value, "a number")
     number = float(value)
     if number - number != 0.0:
         raise _unfit(value, "a number that is finite")
+    if isinstance(value, int) and value not in (int(number), Decimal(repr(number))):
+        raise ValueError(f"{value} has more digits than a column of the type {column.native} keeps")
     return number
 
 
