@@ -286,9 +286,10 @@ def test_rows_are_kept_by_their_key(redis_server: RedisServer, tmp_path: Path, k
         message(ns, 13, "row 3", Op.UPDATE, was=3),
         message(ns, 4, "", Op.DELETE),
         message(ns, 4, "again"),
+        message(ns, 0, "not to be written", Op.NOOP),
         Message(ns, b'{"id":666}'),
     )
-    assert [refusal.offset for refusal in one.deliver()] == [10]
+    assert [refusal.offset for refusal in one.deliver()] == [11]
     assert sorted(target.contents(ns)) == [
         Row(0, "row 0"),
         Row(1, "changed"),

@@ -16,9 +16,10 @@ from tests.servers.redis import PASSWORD, RedisServer, server_version
 from penstock import adaptors as a
 from penstock.adaptors.base import Adaptor
 from penstock.adaptors.redis.client import ask
+from penstock.adaptors.redis.entries import Reader
 from penstock.adaptors.redis.source import LostError
 from penstock.base.errors import UsageError
-from penstock.log.message import MAX_MESSAGE_BYTES
+from penstock.log.message import MAX_MESSAGE_BYTES, Message, Mode
 from penstock.testing.adaptors import Can, Row, SourceConformance, SourceSubject, TypedRow
 from penstock.testing.adaptors.model import Log, Reading
 
@@ -232,6 +233,17 @@ def test_a_stream_that_is_deleted_while_it_is_followed_is_an_error(
         client.delete("events")
         with pytest.raises(LostError, match="stream 'events' was deleted while it was read"):
             reading.until(lambda: False, PATIENCE)
+
+
+def test_an_id_that_is_no_time_of_a_calendar_is_none() -> None:
+    """Microseconds, or a counter that began high."""
+    reader, now = Reader(a.redis(uri="redis://nobody.example")), time.time_ns() // 1000
+    times: list[object] = []
+    for id in (b"1700000000000-1", b"253402300799999-0", b"253402300800000-0", b"1700000000000000-0", b"7-0"):
+        found = reader.message("events", (id, [b"n", b"1"]), Mode.COPY)
+        assert isinstance(found, Message)
+        times.append(found.ts if found.ts < now or found.ts > 2 * now else "now")
+    assert times == [1_700_000_000_000_000, 253_402_300_799_999_000, "now", "now", "now"]
 
 
 def test_entries_can_hold_json_keys_and_ids(redis_server: RedisServer, client: redis.Redis) -> None:

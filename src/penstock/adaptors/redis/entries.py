@@ -16,7 +16,7 @@ from penstock.adaptors.base import Bad
 from penstock.adaptors.documents import key_of
 from penstock.adaptors.formats.lines import fault
 from penstock.adaptors.redis import Redis
-from penstock.log.message import MAX_MESSAGE_BYTES, Message, Mode, Op
+from penstock.log.message import LAST_TS, MAX_MESSAGE_BYTES, Message, Mode, Op
 from penstock.log.values import Value, encode_document
 
 Id = tuple[int, int]
@@ -26,7 +26,7 @@ Entry = tuple[bytes, Sequence[bytes]]
 """As the server gives it: an id, and names and values in turns."""
 
 _FIRST_TIME = 100_000_000_000
-"""Milliseconds; the ids of some streams are no times, and small."""
+"""Milliseconds; the ids of some streams are no times, and small; or larger than any time that a calendar has."""
 
 _KEPT = 1024 * 1024
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -50,7 +50,8 @@ class Reader:
     def message(self, ns: str, entry: Entry, mode: Mode) -> Message | Bad:
         id, flat = entry
         moment = id_of(id)[0]
-        ts = moment * 1000 if _FIRST_TIME < moment < 1 << 53 else time.time_ns() // 1000
+        is_time = _FIRST_TIME < moment <= LAST_TS // 1000
+        ts = moment * 1000 if is_time else time.time_ns() // 1000
         try:
             data = self._data(id.decode(), flat)
             key = key_of(data, self._key) if self._key else None

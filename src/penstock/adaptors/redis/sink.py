@@ -160,6 +160,8 @@ class Writer:
             return
         if row.op == "command":
             raise ValueError("the keys of a namespace cannot be emptied by a command; only streams take it")
+        if row.op in ("noop", "skip"):
+            return
         if row.old_key is not None:
             yield "DEL", self._name(row, row.old_key)
         name = self._name(row, row.key)
