@@ -7,10 +7,12 @@ import time
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import msgspec
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, Producer
 from tests.adaptors.kafka_topics import Topics
 from tests.servers.kafka import PASSWORD, USER, VERSION, KafkaServer
 from tests.servers.ports import free_port
@@ -433,6 +435,25 @@ def test_a_partition_that_nobody_leads_is_away(
     cluster = Cluster(a.kafka(uri=f"kafka://{kafka_server.address}", timeout=30.0))
     with pytest.raises(AwayError, match="cannot ask for offsets"):
         cluster.offsets(cluster.admin(Trouble()), [("nowhere", 0)], Trouble(), which="end")
+
+
+@pytest.mark.parametrize("code, there", [("LEADER_NOT_AVAILABLE", True), ("UNKNOWN_TOPIC_OR_PART", False)])
+def test_a_topic_that_the_cluster_cannot_tell_of_now_is_not_gone(
+    monkeypatch: pytest.MonkeyPatch, code: str, there: bool
+) -> None:
+    """It was taken for deleted, and by a copy for one that is not there."""
+    cluster = Cluster(a.kafka(uri="kafka://127.0.0.1:9"))
+    error = KafkaError(getattr(KafkaError, code))
+    found = {
+        "late": SimpleNamespace(error=error, partitions={}),
+        "t": SimpleNamespace(error=None, partitions={0: 0}),
+    }
+    monkeypatch.setattr(Cluster, "listed", lambda *_: SimpleNamespace(topics=found))
+    admin = cluster.admin(Trouble())
+    assert cluster.topics(admin, Trouble(), {"t"}.__contains__) == {"t": [0]}
+    expected = pytest.raises(AwayError, match="partitions of topic 'late'") if there else nullcontext()
+    with expected:
+        assert cluster.topics(admin, Trouble(), {"late"}.__contains__) == {"t": [0]}
 
 
 def test_a_source_that_never_reached_its_brokers_stops_quickly() -> None:

@@ -48,6 +48,7 @@ _RIGHTS = (
 )  # fmt: skip
 """What a person has to change, at the brokers or in the settings."""
 
+_NO_TOPIC = ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "UNKNOWN_TOPIC_ID")
 _NO_LEADER = ("_NOENT", "NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE")
 """What is said of a partition that nobody leads yet, as those of a topic that was just made."""
 LEADER_SECONDS = 30.0
@@ -162,15 +163,24 @@ class Cluster:
                         raise
                     slice = min(2 * slice, _SLICES[1])
 
-    def topics(self, client: AdminClient | Consumer, trouble: Trouble) -> dict[str, list[int]]:
-        """The partitions of all topics but Kafka's own and those in which sinks keep their positions."""
-        found = self.listed(client, "cannot list the topics", trouble).topics
+    def topics(
+        self,
+        client: AdminClient | Consumer,
+        trouble: Trouble,
+        wanted: Callable[[str], bool] = lambda topic: False,
+    ) -> dict[str, list[int]]:
+        """The partitions of all topics but Kafka's own and those in which sinks keep their positions.
+
+        One that is `wanted` and of which the cluster cannot tell them now, as of one without a leader, is an error: it
+        is neither gone nor without records.
+        """
         own = f"{self.settings.positions}."
-        return {
-            name: sorted(topic.partitions)
-            for name, topic in sorted(found.items())
-            if not name.startswith(("__", own)) and topic.error is None
-        }
+        listed = self.listed(client, "cannot list the topics", trouble).topics
+        found = {name: one for name, one in sorted(listed.items()) if not name.startswith(("__", own))}
+        for name, topic in found.items():
+            if topic.error is not None and topic.error.name() not in _NO_TOPIC and wanted(name):
+                raise self.error_of(f"cannot list the partitions of topic '{name}'", topic.error, trouble)
+        return {name: sorted(topic.partitions) for name, topic in found.items() if topic.error is None}
 
     def offsets(
         self, admin: AdminClient, partitions: Iterable[tuple[str, int]], trouble: Trouble, *, which: str

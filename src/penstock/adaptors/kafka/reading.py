@@ -83,7 +83,7 @@ class Reading:
     def look(self) -> None:
         """Find topics and partitions that are new, and see whether those that are read are still the same."""
         # Of the consumer, which then knows whom to ask for records.
-        found = self._cluster.topics(self._consumer, self._trouble)
+        found = self._cluster.topics(self._consumer, self._trouble, self._accept)
         there = {topic: partitions for topic, partitions in found.items() if self._accept(topic)}
         ids = self._cluster.ids(self._admin, there, self._trouble)
         for topic, place in list(self.places.items()):
