@@ -358,6 +358,19 @@ def test_inspect_names_missing_rights_with_the_statements_that_grant_them(shop: 
     publisher.close()
 
 
+def test_inspect_names_tables_that_inherit_from_others_that_are_written(shop: Shop) -> None:
+    """A delete reaches the rows of heirs; where rows lie in heirs alone, as in chunks, that is what is wanted."""
+    shop.tables(FAMILY[0], "CREATE TABLE heir (PRIMARY KEY (id)) INHERITS (parent)")
+    sink = shop.writer().sink
+    (found,) = sink.inspect(["parent", "heir"])
+    assert f"{shop.schema}.heir inherits from {shop.schema}.parent" in found.what
+    assert found.fatal
+    assert sink.inspect(["parent"]) == sink.inspect(["heir"]) == []
+    assert found.fix is not None
+    shop.tables(found.fix)
+    assert sink.inspect(["parent", "heir"]) == []
+
+
 def test_inspect_looks_at_the_tables_of_the_namespaces_that_will_come(shop: Shop) -> None:
     role = f"poor_{shop.schema}"
     shop.tables(

@@ -41,6 +41,8 @@ def findings(options: Options, namespaces: Sequence[str] | None) -> Sequence[Fin
             found += [_missing(name) for name in wanted if name not in tables]
         for _, table in sorted(tables.items(), key=lambda item: item[0]):
             found += _table(connection, options, table, certain=namespaces is not None)
+        if options.mode != "append":
+            found += _heirs(connection, list(tables.values()), certain=namespaces is not None)
         return found
 
 
@@ -151,6 +153,25 @@ def _table(
             "once, and what these do comes on top of what the messages say"
         )
     yield from _constraints(connection, table)
+
+
+def _heirs(
+    connection: psycopg.Connection[Any], tables: Sequence[Table], *, certain: bool
+) -> Iterator[Finding]:
+    """Tables that inherit from others that are written, too: what is deleted there would be deleted of them."""
+    by_oid = {table.oid: table.name for table in tables if table.kind == "r"}
+    rows = connection.execute(
+        "SELECT inhparent::bigint, inhrelid::bigint FROM pg_inherits "
+        "WHERE inhparent = ANY(%s) AND inhrelid = ANY(%s) ORDER BY 1, 2",
+        [list(by_oid), list(by_oid)],
+    ).fetchall()
+    for above, heir in rows:
+        yield Finding(
+            f"table {by_oid[heir]} inherits from {by_oid[above]}, and both are written: what changes or goes in "
+            f"{by_oid[above]} changes or goes in {by_oid[heir]} under the same key",
+            f"ALTER TABLE {by_oid[heir].sql} NO INHERIT {by_oid[above].sql}",
+            fatal=certain,
+        )
 
 
 def _constraints(connection: psycopg.Connection[Any], table: Table) -> Iterator[Finding]:
