@@ -39,6 +39,10 @@ class UpgradeRefusedError(ImmortalError):
     """The new class cannot go on where the old one is; nothing has changed yet."""
 
 
+class UnkeptError(ImmortalError):
+    """The state holds what cannot be written down."""
+
+
 class RemoteError(ImmortalError):
     """The handler at the other side raised; `kind` is the name of what it raised, `text` its words."""
 

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from penstock.immortal.binding.app import Spec
+from penstock.immortal.binding.errors import UnkeptError
 
 _LENGTH = Struct("<Q")
 PIECE = 1 << 20
@@ -33,7 +34,7 @@ def write(file: BinaryIO, spec: Spec, values: dict[str, Any]) -> None:
     """All fields but custom ones."""
     for name, hint in types_of(spec).items():
         _put(file, name.encode())
-        for piece in _pieces(hint, values[name]):
+        for piece in _kept(spec, name, hint, values[name]):
             _put(file, piece)
         _put(file, b"")
     _put(file, b"")
@@ -76,7 +77,7 @@ def fingerprint(spec: Spec, values: dict[str, Any], limit: int | None) -> int | 
     """Of all that `write` would write; None if that is more than `limit` bytes."""
     size = found = 0
     for name, hint in types_of(spec).items():
-        for piece in _pieces(hint, values[name]):
+        for piece in _kept(spec, name, hint, values[name]):
             size += len(piece)
             found = zlib.crc32(piece, found)
             if limit is not None and size > limit:
@@ -87,6 +88,16 @@ def fingerprint(spec: Spec, values: dict[str, Any], limit: int | None) -> int | 
 def types_of(spec: Spec) -> dict[str, Any]:
     """What the declared fields are declared as."""
     return {field.name: field.type for field in msgspec.structs.fields(spec.state)}
+
+
+def _kept(spec: Spec, name: str, hint: Any, value: Any) -> Iterator[bytes]:
+    try:
+        yield from _pieces(hint, value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise UnkeptError(
+            f"{spec.cls.__name__}.{name} holds something that no checkpoint can keep: {error}",
+            hint="the log has every input since the last checkpoint: mend the class, and start the same version again",
+        ) from error
 
 
 def _pieces(hint: Any, value: Any) -> Iterator[bytes]:

@@ -6,6 +6,7 @@ anything happens. All carry the time of the clock outside, which is where `self.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -112,6 +113,14 @@ def _offsets(messages: list[bytes]) -> list[int]:
     ]
 
 
+def _is_text(value: object) -> bool:
+    """Whether a checkpoint can hold it as text, and is read back then."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
 class Services:
     """What an immortal has beside its class."""
 
@@ -152,7 +161,8 @@ class Services:
     def timer(self, delay: float, every: float, bound: Bound[Any, Any], arguments: tuple[object, ...]) -> int:
         if bound.peer:
             raise UsageError(f"a timer calls methods of its own immortal, not of '{bound.peer}'")
-        if delay < 0 or (every and every < 0.001):
+        delay, every = float(delay), float(every)  # a Decimal, say, would not be read back as a number
+        if not 0 <= delay < math.inf or (every and every < 0.001):
             raise UsageError(f"a timer of {delay} s")
         runtime = self._machine.runtime
         number, runtime.next_timer = runtime.next_timer, runtime.next_timer + 1
@@ -307,16 +317,18 @@ class Services:
                 f"{len(runtime.outbox)} emitted messages wait for a pipeline",
                 hint="run the pipeline that has this immortal as its source, or raise `emit_limit`",
             )
-        runtime.emitted += 1
-        runtime.namespaces.setdefault(ns)
         text = msgspec.json.encode(data, enc_hook=unwrap)
         key_text = None if key is None else msgspec.json.encode(key, enc_hook=unwrap)
+        self.declare((ns,))
+        runtime.emitted += 1  # numbers have no gaps: nothing raises from here on
         runtime.outbox.append(Emitted(runtime.emitted, runtime.clock, ns, op, text, key_text))
         return runtime.emitted
 
     def declare(self, namespaces: tuple[str, ...]) -> None:
         for ns in namespaces:
-            self._machine.runtime.namespaces.setdefault(ns)
+            if not _is_text(ns):
+                raise UsageError(f"{ns!r} is no name of a namespace: a text was expected")
+        self._machine.runtime.namespaces.update(dict.fromkeys(namespaces))
 
     def taken(self, now: float, number: int) -> None:
         """A pipeline's log has what was emitted up to `number`."""

@@ -157,7 +157,8 @@ def read_state(file: BinaryIO, version: int, spec: Spec, instance: Immortal) -> 
     except (msgspec.DecodeError, struct_error) as error:
         raise CorruptError(
             f"the state does not fit {spec.cls.__name__}: {error}", where="checkpoint", position=file.tell(),
-            hint="a class whose fields changed their types needs a new `version` and `penstock immortal upgrade`",
+            hint="a class whose fields changed their types needs a new `version` and `penstock immortal upgrade`; "
+            "where handlers store what a field is not annotated with, annotate it with that as well",
         ) from error  # fmt: skip
     instance.load(file)
 

@@ -2,7 +2,7 @@
 
 Scalars stand for themselves. Everything else is an array whose first element says what it is, so that a tuple
 comes back as a tuple and a struct as its class. Classes are named `module:qualified.name`; only structs, dataclasses,
-enumerations and exceptions are looked up, so that reading a checkpoint runs no code but theirs.
+named tuples, enumerations and exceptions are looked up, so that reading a checkpoint runs no code but theirs.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ def fields_of(kind: type) -> tuple[str, ...] | None:
     return None
 
 
+def is_named_tuple(kind: type) -> bool:
+    """Whether it is a tuple with names for its elements."""
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
 def is_frozen(kind: type) -> bool:
     """Whether nobody can assign to the fields of a struct or dataclass."""
     if issubclass(kind, msgspec.Struct):
@@ -70,7 +75,7 @@ def class_name(kind: type) -> str:
 
 
 def find_class(name: str) -> type:
-    """The struct, dataclass, enumeration or exception of that name."""
+    """The struct, dataclass, named tuple, enumeration or exception of that name."""
     module, _, path = name.partition(":")
     found: object = sys.modules.get(module)
     for loaded in list(sys.modules.values()):
@@ -84,7 +89,7 @@ def find_class(name: str) -> type:
     except (ImportError, AttributeError):
         found = None
     if not isinstance(found, type) or not (
-        issubclass(found, Enum | Exception) or fields_of(found) is not None
+        issubclass(found, Enum | Exception) or is_named_tuple(found) or fields_of(found) is not None
     ):
         raise ImmortalError(
             f"a checkpoint holds a value of the class {name}, which is not there",
@@ -108,6 +113,8 @@ def to_wire(value: object) -> object:
             {list: "l", tuple: "t", frozenset: "f", set: "s"}[kind],
             *map(to_wire, cast("Iterable[object]", items)),
         ]
+    if is_named_tuple(kind):
+        return ["N", class_name(kind), *map(to_wire, cast("tuple[object, ...]", value))]
     if isinstance(value, dict):
         return ["d", *([to_wire(key), to_wire(item)] for key, item in value.items())]
     if kind in _TEXTS:
@@ -135,6 +142,8 @@ def from_wire(wire: object) -> object:
         return dt.timedelta(*rest)
     if tag == "E":
         return find_class(rest[0])[rest[1]]  # type: ignore[index]
+    if tag == "N":
+        return find_class(rest[0])(*map(from_wire, rest[1:]))
     if tag == "S":
         return find_class(rest[0])(**{name: from_wire(item) for name, item in rest[1:]})
     if tag in _FROM_TEXT:

@@ -1,0 +1,155 @@
+"""What a checkpoint could not hold, or could not be read back from one: a handler that gives it to us fails, or, where
+that cannot be known in time, the field is named."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from tests.immortal.world import World
+
+from penstock.immortal import Immortal, field, impulse, rpc, step
+from penstock.immortal.binding.errors import UnkeptError
+from penstock.immortal.binding.values import from_wire, to_wire
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+class Careless(Immortal):
+    """Keeps, and asks to be kept, whatever there is."""
+
+    now_at: Point = Point(1, 2)
+    points: dict[str, Point] = field(dict)
+    whatever: Any = None
+    rings: int = 0
+
+    @rpc
+    def double(self, n: int) -> int:
+        return 2 * n
+
+    @impulse
+    async def moves(self) -> list[int]:
+        before, there = self.now_at, self.here(3)
+        got = await Careless.at("b").double(before.x)
+        assert isinstance(there, Point)
+        return [got, there.y]
+
+    @step
+    def here(self, x: int) -> Point:
+        self.points["here"] = Point(x, self.now_at.y)
+        return self.points["here"]
+
+    @impulse
+    def emits(self, ns: Any, data: Any) -> int:
+        return self.emit(ns, "insert", object() if data == "no JSON" else data)
+
+    @impulse
+    def emits_no_text(self) -> int:
+        return self.emit("\ud800", "insert", {})
+
+    @impulse
+    def declares(self, ns: Any) -> None:
+        self.declare("good", ns)
+
+    @impulse
+    def rings_in(self, seconds: str) -> int:
+        return self.after(Decimal(seconds), self.ring)  # type: ignore[arg-type]
+
+    @impulse
+    def ring(self) -> None:
+        self.rings += 1
+
+    @impulse
+    def keeps(self, what: str) -> None:
+        self.whatever = {"large": 1 << 70, "no text": "\ud800", "no value": object()}[what]
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    made.start(Careless, "a")
+    made.start(Careless, "b")
+    return made
+
+
+def ended(world: World, request: str = "r") -> Any:
+    outcome = world.nodes["a"].outcomes[request]
+    return outcome.kind or msgspec.msgpack.decode(outcome.result)
+
+
+def comes_back(world: World) -> None:
+    world.checkpoint("a")
+    world.crash("a")
+
+
+def test_a_handler_that_has_read_a_named_tuple_outlives_a_checkpoint(world: World) -> None:
+    world.ask("a", "moves")
+    comes_back(world)
+    world.settle()
+    assert ended(world) == [2, 2]
+
+
+def test_a_named_tuple_comes_back_as_one() -> None:
+    assert from_wire(to_wire(("k", Point(1, 2)))) == ("k", Point(1, 2))
+    assert type(from_wire(to_wire(Point(1, 2)))) is Point
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "kind"),
+    [
+        ("emits", [5, {}], "UsageError"),
+        ("emits", [None, {}], "UsageError"),
+        ("emits", ["ns", "no JSON"], "TypeError"),
+        ("emits_no_text", [], "UsageError"),
+        ("declares", [5], "UsageError"),
+        ("rings_in", ["nan"], "UsageError"),
+        ("rings_in", ["inf"], "UsageError"),
+    ],
+)
+def test_what_would_not_be_read_back_is_refused_where_it_is_given(
+    world: World, method: str, arguments: list[object], kind: str
+) -> None:
+    world.ask("a", "emits", "ns", {"n": 1})
+    world.ask("a", method, *arguments)
+    assert ended(world) == kind
+    comes_back(world)
+    world.ask("a", "emits", "ns", {"n": 2})
+    runtime = world.nodes["a"].machine.runtime
+    assert ended(world) == runtime.emitted == 2, "who reads takes a gap for what another one took"
+    assert [one.number for one in runtime.outbox] == [1, 2]
+    assert list(runtime.namespaces) == ["ns"]
+
+
+def test_a_timer_of_a_decimal_comes_back(world: World) -> None:
+    world.ask("a", "rings_in", "2.5")
+    comes_back(world)
+    for _ in range(3):
+        world.tick("a")
+        world.now += 2
+    comes_back(world)
+    assert world.nodes["a"].machine.instance.__dict__["_values"]["rings"] == 1
+
+
+@pytest.mark.parametrize("what", ["large", "no text", "no value"])
+def test_state_that_no_checkpoint_can_keep_is_named_and_a_mended_class_goes_on(what: str) -> None:
+    class Mended(Careless):
+        @impulse
+        def keeps(self, what: str) -> None:
+            self.whatever = what
+
+    Mended.__name__ = "Careless"
+    world = World()
+    world.start(Careless, "a")
+    with pytest.raises(
+        UnkeptError, match=r"Careless\.whatever holds something that no checkpoint can keep"
+    ) as no:
+        world.ask("a", "keeps", what)
+    assert "mend the class" in str(no.value.hint)
+    world.crash("a", cls=Mended)
+    comes_back(world)
+    assert world.nodes["a"].machine.instance.__dict__["_values"]["whatever"] == what
