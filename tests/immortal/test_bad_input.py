@@ -15,7 +15,7 @@ from penstock.base.errors import UsageError
 from penstock.immortal import Immortal, field, impulse, rpc
 from penstock.immortal.binding.services import ASK, DELIVER, Delivered, Delivery
 from penstock.immortal.binding.snapshot import SinkState
-from penstock.immortal.wire import Call, MessageType, RpcType, encode_message, incoming
+from penstock.immortal.wire import Call, MessageType, Reply, ReplyKind, RpcType, encode_message, incoming
 
 TOO_LARGE = 1 << 80
 NO_TEXT = "\ud800"
@@ -176,6 +176,32 @@ def test_a_call_of_a_peer_that_cannot_be_read_is_a_failure_and_what_comes_with_i
     machine = world.nodes["a"].machine
     world.log("a", good, encode_message(MessageType.RPC, data), good)
     assert (machine.runtime.failures, machine.instance.__dict__["_values"]["seen"]) == (1, ["5", "5"])
+    goes_on(world)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        incoming(Reply(ReplyKind.VOID, "b", 77)),
+        incoming(Reply(ReplyKind.VALUE, "", 1, b"\x05")),
+        incoming(
+            Call(Clumsy.take.id, RpcType.ASYNC, b"\x90", "", 9)
+        ),  # of nobody, which is how oneself is named
+        incoming(Call(Clumsy.take.id, RpcType.ASYNC, b"\x90", "a", 9)),
+    ],
+)
+def test_an_answer_to_a_call_that_was_never_made_means_nothing(world: World, sent: bytes) -> None:
+    world.log("a", sent)
+    world.settle()
+    assert world.nodes["a"].machine.runtime.failures > 0
+    goes_on(world)
+
+
+def test_an_answer_that_comes_twice_is_taken_once(world: World) -> None:
+    world.ask("a", "fetch", "b")
+    world.settle()
+    world.log("a", incoming(Reply(ReplyKind.VALUE, "b", 1, b"\x05")))
+    assert world.nodes["a"].machine.runtime.failures == 2, "the first one could not be read"
     goes_on(world)
 
 

@@ -30,6 +30,7 @@ from penstock.immortal.wire import MessageType, Record, encode_message
 
 LEAKED: list[list[int]] = []
 CHANCE = random.Random(1)
+DOES_ASK: list[bool] = []
 
 
 def chance() -> float:
@@ -97,6 +98,11 @@ class Careless(Immortal):
     @impulse
     async def forgets_to_await(self) -> None:
         self.tell(1.0)
+
+    @impulse
+    async def asks_by_what_is_outside(self) -> None:
+        if DOES_ASK:
+            await self.tell(1.0)
 
     @impulse
     def leaks(self) -> None:
@@ -337,11 +343,17 @@ def test_marks_come_by_themselves_and_keep_the_fingerprints_few(world: World) ->
     world.crash("c")
 
 
-def test_an_answer_to_a_call_that_replay_did_not_make_is_refused(world: World) -> None:
-    from penstock.immortal import wire
-
-    with pytest.raises(DeterminismError, match="an answer to call 9, which was never made"):
-        world.log("c", wire.incoming(wire.Reply(wire.ReplyKind.VOID, "x", 9)))
+def test_a_replay_that_does_not_make_a_call_is_named_at_the_next_mark(world: World) -> None:
+    DOES_ASK.append(True)
+    world.ask("c", "asks_by_what_is_outside")
+    DOES_ASK.clear()
+    world.settle()
+    node = world.nodes["c"]
+    assert node.outcomes["r"].kind == ""
+    node.machine.services.mark(world.now, all=True)
+    world.collect(node)
+    with pytest.raises(DeterminismError, match="input 1 made its handler send something else in this replay"):
+        world.crash("c")
 
 
 def test_hooks_that_would_not_run_are_refused() -> None:

@@ -166,19 +166,17 @@ class Handlers(Caller, ABC):
             set_current(NOBODY)
             inside["_scope"] = inside["_outside"]
 
-    def answered(self, number: int, answer: Answer) -> None:
-        """The log brings the answer to a call."""
+    def answered(self, number: int, answer: Answer) -> bool:
+        """The log brings the answer to a call; whether there is such a call."""
         if number not in self.runtime.calls:
-            raise DeterminismError(
-                f"an answer to call {number}, which was never made: the replay made other calls than the first run",
-                hint="`penstock immortal debug` re-runs the instance from its log",
-            )
+            return False
         activation = self.open.get(self.runtime.calls.pop(number))
         if activation is None:
-            return  # its handler ended without waiting for this one
+            return True  # its handler ended without waiting for this one
         activation.answers[number] = answer
         if activation.request is not None and activation.request.number == number:
             self._advance(activation, activation.request)
+        return True
 
     def _advance(self, activation: Activation, request: Call[Any] | None) -> None:
         """Let a handler go on until it waits for an answer that is not there, or ends."""

@@ -22,7 +22,12 @@ from penstock.base.errors import PenstockError, UsageError
 from penstock.immortal import wire
 from penstock.immortal.binding import fields, snapshot
 from penstock.immortal.binding.app import Immortal, Spec, make, spec_of
-from penstock.immortal.binding.errors import DeterminismError, ProtocolError, UpgradeRefusedError
+from penstock.immortal.binding.errors import (
+    DeterminismError,
+    ImmortalError,
+    ProtocolError,
+    UpgradeRefusedError,
+)
 from penstock.immortal.binding.handlers import Handlers
 from penstock.immortal.binding.journal import Recording
 from penstock.immortal.binding.leaks import Leaks
@@ -199,10 +204,15 @@ class Machine(Handlers):
             self._input("unreadable", lambda: self._unreadable(unreadable))
             return
         if isinstance(rpc, wire.Reply):
-            answer = (int(rpc.kind), rpc.payload)
-            self._input(f"answer {rpc.number}", lambda: self.answered(rpc.number, answer))
+            self._input(f"answer {rpc.number}", lambda: self._answer(rpc))
         else:
             self._input(f"method {rpc.method}", lambda: self._call(rpc))
+
+    def _answer(self, reply: wire.Reply) -> None:
+        if not self.answered(reply.number, (int(reply.kind), reply.payload)):
+            words = f"an answer of '{reply.responder}' to call {reply.number}, which waits for none"
+            # In a replay that made other calls than the first run, the next mark tells by what was sent.
+            self._unreadable(ImmortalError(words))
 
     def _call(self, call: wire.Call) -> None:
         if call.kind == RpcType.IMPULSE and self._is_the_systems(call):
