@@ -20,7 +20,16 @@ from penstock.immortal.journals import journal_name
 from penstock.immortal.logformat import LogDecoder, LogRecord, Mark, Met
 from penstock.immortal.place import Place
 from penstock.immortal.streams import Hello, NoStreamError, Welcome, connected, line, read_line
-from penstock.immortal.wire import Call, MessageType, RpcType, encode_message, outgoing, split_messages
+from penstock.immortal.wire import (
+    Call,
+    MessageType,
+    RpcType,
+    encode_int,
+    encode_message,
+    incoming,
+    outgoing,
+    split_messages,
+)
 from penstock.journal.tls import ServerTls
 
 __all__ = ["broker"]
@@ -61,6 +70,74 @@ def test_strangers_are_refused(broker: str) -> None:
             await one.until(lambda: one.app.state["sum"] == 1)
 
     scenario(broker, test, "guarded")
+
+
+ONE = incoming(Call(1, RpcType.FORK, b'{"n": 1}'))
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [
+        encode_int(3) + ONE + ONE,
+        encode_int(1) + ONE + ONE,
+        encode_int(2) + ONE + ONE[:-1],
+        encode_int(2) + ONE + b"\x7e\x00\x00",
+        encode_int(2) + ONE + encode_message(MessageType.INITIAL_MESSAGE, b"again"),
+        encode_int(2) + ONE + encode_message(MessageType.RPC),
+        encode_int(2) + ONE + b"\x03\x00\x00",  # a length below zero
+        encode_int(0) + ONE,
+        encode_int(-1) + ONE,
+    ],
+)
+@pytest.mark.parametrize("kind", [MessageType.RPC_BATCH, MessageType.COUNT_REPLAYABLE_RPC_BATCH])
+def test_a_batch_that_lies_never_reaches_the_log(broker: str, kind: MessageType, poison: bytes) -> None:
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, options) as one:
+            await one.until(lambda: "record 0" in one.lb.seen)
+            serving = (await about.read(place.client, options.name)).serving
+            assert serving is not None
+            reader, writer = await asyncio.open_connection(serving.host, serving.port)
+            writer.write(line(Hello(options.name, serving.password, "liar", "x", 1)))
+            assert not (await read_line(reader, Welcome)).error
+            writer.write(encode_message(MessageType.RPC, b"\x00\x02\x01" + b'{"n": 10}'))
+            if kind == MessageType.COUNT_REPLAYABLE_RPC_BATCH:
+                poisoned = poison[:1] + encode_int(0) + poison[1:]
+            else:
+                poisoned = poison
+            writer.write(encode_message(kind, poisoned))
+            async with asyncio.timeout(60):
+                await reader.read()  # it is sent away
+            writer.close()
+            await one.until(lambda: one.app.state["sum"] == 10)
+        async with instance(place, options) as one:
+            one_more = 100
+            await one.until(lambda: one.lb.is_primary)
+            one.add(one_more)
+            await one.until(lambda: one.app.state["sum"] == 10 + one_more)
+
+    scenario(broker, test, f"lied-to-{kind}-{poison.hex()}")
+
+
+def test_a_sender_whose_name_the_log_could_not_hold_is_refused(broker: str) -> None:
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, options) as one:
+            await one.until(lambda: "record 0" in one.lb.seen)
+            serving = (await about.read(place.client, options.name)).serving
+            assert serving is not None
+            for source, making, epoch in (
+                ("a\x1fb\x1fc", "x", 1),
+                ("a\nAdding input:b", "x", 1),
+                ("other", "x\x1fy", 1),
+                ("other", "", 1),
+                ("other", "x", 1 << 70),
+                ("other", "x", -1),
+            ):
+                hello = Hello(options.name, serving.password, source, making, epoch)
+                text = json.dumps(msgspec.to_builtins(hello)).encode() + b"\n"
+                error = (await opened(place, options.name, text)).error
+                assert "no name for an instance" in error or "no making has such a name" in error
+
+    scenario(broker, test, "named")
 
 
 def say(one: Running, to: str, n: int, pad: int = 0) -> None:

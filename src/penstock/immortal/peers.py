@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine
 
-from penstock.base.errors import PenstockError
+from penstock.base.errors import PenstockError, UsageError
 from penstock.base.faults import step
 from penstock.immortal import about, journals
 from penstock.immortal.coordinator import Coordinator
@@ -35,7 +35,7 @@ from penstock.immortal.streams import (
 from penstock.immortal.wire.between import Commit, ReplayFrom
 from penstock.immortal.wire.messages import CALLS, Message, MessageDecoder, MessageType, encode_message
 from penstock.immortal.wire.pings import arriving, is_ping
-from penstock.immortal.wire.rpc import batch_counts
+from penstock.immortal.wire.rpc import batch_counts, require_whole
 from penstock.immortal.wire.zigzag import CorruptWireError
 from penstock.journal.client import FencedError
 
@@ -139,7 +139,7 @@ class Peers:
             return NOT_PRIMARY
         if not hello.watcher and not hello.source:
             return "a stream of nobody"
-        return ""
+        return "" if hello.watcher else _unwritable(hello)
 
     async def _receive(
         self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -179,6 +179,7 @@ class Peers:
                 kind, data = event
                 if is_ping(kind):
                     data = arriving(kind, data, time.time())
+                require_whole(kind, data)  # once it is in the log, each replay would end there
                 count, replayable, _ = batch_counts(kind, data)
                 coordinator.state.accept(mine.source, encode_message(kind, data), count, replayable)
                 coordinator.input.set()
@@ -336,6 +337,17 @@ class Peers:
         if output.committed(commit.number, commit.replayable):
             self._coordinator.state.acknowledged(output)
             self._coordinator.progress.set()
+
+
+def _unwritable(hello: Hello) -> str:
+    """Why the log could not tell who sends: what is in it has to be read at the next start."""
+    try:
+        journals.check_name(hello.source)
+    except UsageError as error:
+        return str(error)
+    if not hello.incarnation.isalnum() or not 0 <= hello.epoch < 1 << 63:
+        return f"the making {hello.incarnation!r}, epoch {hello.epoch}: no making has such a name"
+    return ""
 
 
 async def _ended(*tasks: asyncio.Future[None]) -> None:

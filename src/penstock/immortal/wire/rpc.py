@@ -124,6 +124,30 @@ def batch_counts(kind: int, data: Buffer) -> tuple[int, int, int]:
     return count, replayable, at
 
 
+def require_whole(kind: int, data: Buffer) -> None:
+    """Refuse a batch that does not hold as many RPCs as it says, and nothing else: no binding could go past it."""
+    if kind in CALLS:
+        return
+    count, _, at = batch_counts(kind, data)
+    end = len(data)
+    for _ in range(count):
+        if at + 2 > end:
+            raise CorruptWireError(f"a batch of {count} RPCs that has fewer", position=at)
+        size, start = data[at], at + 1
+        if size >= 0x80:
+            size, start = (size & 0x7F) | data[start] << 7, at + 2
+        if size & 1 or size >= 0x4000:  # below zero, or of more than two bytes
+            size, start = decode_int(data, at)
+            size <<= 1
+        at = start + (size >> 1)
+        if size < 4 or at > end or data[start] not in CALLS:
+            raise CorruptWireError(
+                f"a batch of {count} RPCs that breaks off or holds something else", position=start
+            )
+    if at != end:
+        raise CorruptWireError(f"a batch of {count} RPCs with bytes behind the last one", position=at)
+
+
 def rpcs_of(kind: int, data: Buffer) -> Iterator[bytes]:
     """The data of each RPC of a message of type 0, 5 or 13, or of a ping."""
     if kind in CALLS:
