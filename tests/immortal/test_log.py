@@ -18,17 +18,19 @@ from penstock.immortal.logformat import (
     encode_log_record,
     encode_mark,
 )
-from penstock.immortal.outputs import Output, walk
+from penstock.immortal.outputs import ENVELOPE, Output, walk
 from penstock.immortal.routing import route
 from penstock.immortal.state import State
 from penstock.immortal.wire import (
     Call,
     CorruptWireError,
+    MessageType,
     ReplayFrom,
     Reply,
     ReplyKind,
     RpcType,
     batch,
+    encode_message,
     incoming,
     outgoing,
     rpcs_of,
@@ -251,6 +253,41 @@ def test_the_state_of_a_checkpoint_is_that_of_the_last_delivered_record() -> Non
     head, kept = state.head()
     assert (head.sequence, head.sources[""][:2], kept) == (1, (1, 1), [])
     assert State.restored("me", head, [b""]).sequence == 1
+
+
+def test_what_a_checkpoint_kept_for_one_destination_is_sent_in_messages_that_are_taken() -> None:
+    """More than one message can hold may wait for who is not there."""
+    large = incoming(Call(1, RpcType.FORK, bytes(ENVELOPE)))
+    small = [fork(number) for number in range(256)]
+    messages = [*small, large, *small, large, large, *small]
+    output = Output("x", replayable=len(messages) + 5)
+    output.restore(b"".join(messages), len(messages))
+    assert (output.size, output.kept_count) == (sum(map(len, messages)), len(messages))
+    output.open(ReplayFrom(6 + 10, 6 + 10))
+    got: list[bytes] = []
+    while (unsent := output.unsent()) is not None:
+        message, count, _ = unsent
+        assert len(message) < 2 * ENVELOPE
+        [(kind, data)] = split_messages(message)
+        found = [*rpcs_of(kind, data)]
+        assert len(found) == count
+        got += found
+    assert [encode_message(MessageType.RPC, data) for data in got] == messages[10:]
+    assert output.committed(len(messages) + 5, len(messages) + 5)
+    assert (output.size, output.kept()) == (0, [])
+
+
+def test_a_record_may_hold_calls_of_more_senders_than_there_are_ports() -> None:
+    state = State("me", COMMITTER, "made")
+    for number in range(70_000):
+        name = f"sender-{number}"
+        state.introduce(name, "x", 1)
+        state.accept(name, fork(1), 1, 1)
+    record = state.record()
+    assert record is not None
+    [read] = LogDecoder("log", 0).feed(b"".join(record.encoded(COMMITTER)))
+    assert isinstance(read, LogRecord)
+    assert read.sources == record.sources
 
 
 def test_a_large_intake_is_cut_into_records_that_carry_their_own_counts() -> None:

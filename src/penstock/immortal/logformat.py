@@ -30,7 +30,9 @@ from penstock.immortal.wire.zigzag import CorruptWireError, ShortWireError, deco
 _PAIR = Struct("<qq")
 _LONG = Struct("<q")
 _SEPARATOR = "\x1f"
-MAX_NAMES = 1 << 16
+MAX_NAME = 1 << 16
+MAX_NAMES = 1 << 24
+"""More than one record of input has messages."""
 
 
 class Source(NamedTuple):
@@ -261,7 +263,7 @@ def _count(view: memoryview, at: int) -> tuple[int, int]:
 
 def _decode_name(view: memoryview, at: int) -> tuple[str, int]:
     length, start = decode_int(view, at)
-    if not 0 <= length <= MAX_NAMES:
+    if not 0 <= length <= MAX_NAME:
         raise CorruptWireError(f"a name of {length} bytes", position=at)
     if start + length > len(view):
         raise ShortWireError("the bytes end inside a name", position=start)

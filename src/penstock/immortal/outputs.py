@@ -239,11 +239,18 @@ class Output:
         return sum(chunk.replayable for chunk in chain(self._sent, self._unsent))
 
     def restore(self, data: bytes, count: int) -> None:
-        """What a checkpoint kept: the last `count` of the replayable ones."""
-        if count:
-            self._unsent.append(Chunk(data, self.position - count, self.replayable - count, count, count))
-            self.size += len(data)
-            self.acked = self.acked_replayable = self.position - count
+        """What a checkpoint kept: the last `count` of the replayable ones. In pieces: all of it may be too much for one
+        message."""
+        position = self.acked = self.acked_replayable = self.position - count
+        begin = held = 0
+        for start, end, _ in walk(data):
+            if held and end - begin > ENVELOPE:
+                self._unsent.append(Chunk(data[begin:start], position, position, held, held))
+                begin, position, held = start, position + held, 0
+            held += 1
+        if held:
+            self._unsent.append(Chunk(data[begin:], position, position, held, held))
+        self.size += len(data)
 
     def _add(self, chunk: Chunk) -> None:
         """Behind the rest; what the receiver told to have already counts as sent."""
