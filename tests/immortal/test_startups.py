@@ -17,7 +17,7 @@ from tests.servers.ports import free_port
 from penstock.immortal import about, checkpoints, journals, pace, turns, watching
 from penstock.immortal.checkpoints import Entry, MissingCheckpointError
 from penstock.immortal.coordinator import Asked, Coordinator, FatalError, Options, fatal
-from penstock.immortal.logformat import CorruptLogError, encode_log_record
+from penstock.immortal.logformat import CorruptLogError, Mark, Upgraded, encode_log_record
 from penstock.immortal.place import Place, opened
 from penstock.immortal.starting import Debug, serve
 from penstock.immortal.streams import Hello, Welcome, connected, line, read_line
@@ -684,6 +684,46 @@ def test_an_upgrading_secondary_takes_over_and_old_ones_end(broker: str) -> None
                 assert "control 2" not in new.lb.seen
 
     scenario(broker, test, "upgrading")
+
+
+@pytest.mark.parametrize("is_gone_seen", [True, False])
+def test_old_secondaries_end_also_where_the_upgrade_was_cut_off_behind_its_checkpoint(
+    broker: str, monkeypatch: pytest.MonkeyPatch, is_gone_seen: bool
+) -> None:
+    """They would take over with the old code, or replace the new state by a checkpoint of the old."""
+    append, until_gone = Coordinator.append, watching.until_gone
+
+    async def cut_off(self: Coordinator, mark: Mark) -> int:
+        if isinstance(mark, Upgraded):
+            raise OSError("killed")
+        return await append(self, mark)
+
+    async def unseen(*_: object) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    monkeypatch.setattr(Coordinator, "append", cut_off)
+    monkeypatch.setattr(watching, "until_gone", until_gone if is_gone_seen else unseen)
+
+    async def test(place: Place, options: Options) -> None:
+        first = replace(options, create="Y")
+        options = replace(options, active=True)
+        async with instance(place, first) as old:
+            await old.seen("control 11", "record 0")
+            async with instance(place, replace(options, replica=1)) as bystander:
+                await bystander.seen("checkpoint", "record 0")
+                async with instance(place, replace(options, replica=2, upgrade=1)) as new:
+                    with pytest.raises(OSError, match="killed"):
+                        await new.until(lambda: False)
+                if not is_gone_seen:
+                    async with instance(place, replace(options, version=1, active=False, upgrade=1)) as again:
+                        await again.until(lambda: again.lb.is_primary)
+                        assert again.app.state["version"] == 2
+                with pytest.raises(FatalError, match="is of version 1") as ended:
+                    await bystander.until(lambda: bystander.lb.is_primary)
+                assert ended.value.code == 1
+
+    scenario(broker, test, f"cut-off-{is_gone_seen}")
 
 
 def test_forks_to_oneself_under_either_name(broker: str) -> None:

@@ -217,19 +217,15 @@ class Life:
     # Recovery.
 
     async def _recover(self, entry: Entry) -> None:
-        options = self._options
-        if entry.version != options.version:
-            raise FatalError(
-                1,
-                f"version mismatch: instance {options.name} is of version {entry.version}, "
-                f"this coordinator was started for {options.version}; register the current version",
-            )
+        if entry.version != self._options.version:
+            raise self._is_of_version(entry.version)
         self._adding = "restoring"
         await self._load(entry)
         claiming = self._group.create_task(self._become_primary())
         replaying = self._group.create_task(self._replay(entry))
         await claiming
         await self._replayed_up_to_the_claim(replaying)
+        await self._require_own_version()
         coordinator = self._coordinator
         assert coordinator.fenced is not None
         coordinator.delivered_end = coordinator.fenced.end
@@ -240,6 +236,23 @@ class Life:
             self._pending = b""
         self._group.create_task(coordinator.deliver())
         await self._announce_to_binding()
+
+    async def _require_own_version(self) -> None:
+        """The checkpoint of an upgrade is what upgrades: who was killed behind it left no mark in the log."""
+        name = self._options.name
+        there = await steadily(
+            self._coordinator.place.reach, lambda: checkpoints.catalogue(self._client, name)
+        )
+        if there.last is not None and there.last.version != self._options.version:
+            raise self._is_of_version(there.last.version)
+
+    def _is_of_version(self, version: int) -> FatalError:
+        options = self._options
+        return FatalError(
+            1,
+            f"version mismatch: instance {options.name} is of version {version}, "
+            f"this coordinator was started for {options.version}; register the current version",
+        )
 
     async def _announce_to_binding(self) -> None:
         coordinator, options = self._coordinator, self._options
@@ -317,6 +330,10 @@ class Life:
         coordinator.delivered_end = item.end
         mark = item.mark
         if isinstance(mark, Claimed):
+            if coordinator.is_muted:
+                return mark.version > version
+            if mark.version > version:
+                raise self._is_of_version(mark.version)
             return mark.owner == coordinator.owner and await self._is_claimed_by(item)
         if isinstance(mark, Met):
             coordinator.state.met(mark)
