@@ -14,7 +14,7 @@ from tests.immortal.test_startups import Running, broker, instance, scenario
 from tests.journal.authority import Authority
 
 from penstock.base.errors import PenstockError
-from penstock.immortal import about
+from penstock.immortal import about, journals
 from penstock.immortal.coordinator import Coordinator, Options
 from penstock.immortal.journals import journal_name
 from penstock.immortal.logformat import LogDecoder, LogRecord, Mark, Met
@@ -23,6 +23,7 @@ from penstock.immortal.streams import Hello, NoStreamError, Welcome, connected, 
 from penstock.immortal.wire import (
     Call,
     MessageType,
+    ReplayFrom,
     RpcType,
     encode_int,
     encode_message,
@@ -171,6 +172,47 @@ def test_a_receiver_and_a_sender_that_were_made_anew(broker: str) -> None:
                     await receiver.until(lambda: receiver.app.state["sum"] == had + 1100)
 
     scenario(broker, test, "made")
+
+
+async def wanted_from(place: Place, name: str, hello: Hello, *calls: bytes) -> str | ReplayFrom:
+    """What a receiver wants of a sender, which then sends these; or why it wants nothing."""
+    serving = (await about.read(place.client, name)).serving
+    assert serving is not None
+    reader, writer = await asyncio.open_connection(serving.host, serving.port)
+    try:
+        writer.write(line(msgspec.structs.replace(hello, password=serving.password)))
+        welcome = await read_line(reader, Welcome)
+        if welcome.error:
+            return welcome.error
+        first = next(split_messages(await reader.readexactly(4)))
+        writer.writelines(calls)
+        for _ in calls:
+            await reader.readexactly(4)  # Commit
+        return ReplayFrom.decode(first.data)
+    finally:
+        writer.close()
+
+
+def test_a_predecessor_of_who_was_made_anew_that_comes_back_does_not_set_the_count_back(broker: str) -> None:
+    """It was frozen, say, and does not know yet. Its successor would send twice what was taken, or never again."""
+
+    async def test(place: Place, options: Options) -> None:
+        sender = f"{options.name}-sender"
+        await journals.ensure(place.client, sender)
+        async with instance(place, options) as one:
+            await one.until(lambda: "record 0" in one.lb.seen)
+            old, new = (
+                Hello(options.name, "", sender, made, epoch) for made, epoch in (("old", 3), ("new", 4))
+            )
+            serving = about.Serving(0, "replica-0.x", 3, "127.0.0.1", 1, "")
+            await about.say(place.client, sender, serving)
+            assert await wanted_from(place, options.name, old, ONE) == ReplayFrom(1, 1)
+            await about.say(place.client, sender, msgspec.structs.replace(serving, epoch=4))
+            assert await wanted_from(place, options.name, new, ONE) == ReplayFrom(1, 1)
+            assert await wanted_from(place, options.name, old) == "a later claimant of your log was heard"
+            assert await wanted_from(place, options.name, new) == ReplayFrom(2, 2)
+
+    scenario(broker, test, "set-back")
 
 
 def relaying(one: Running, to: str, monkeypatch: pytest.MonkeyPatch) -> Running:

@@ -145,7 +145,8 @@ class Peers:
         self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         state = self._coordinator.state
-        known = state.introduce(hello.source, hello.incarnation, hello.epoch)
+        is_replaced = await self._is_replaced(hello)
+        known = None if is_replaced else state.introduce(hello.source, hello.incarnation, hello.epoch)
         if known is None:
             writer.write(line(Welcome(error="a later claimant of your log was heard")))
             return
@@ -166,6 +167,14 @@ class Peers:
         finally:
             if self._incoming.get(hello.source) is mine:
                 del self._incoming[hello.source]
+
+    async def _is_replaced(self, hello: Hello) -> bool:
+        """Whether a sender that says to be of another making than was heard last is the earlier one of the two."""
+        known = self._coordinator.state.sources.get(hello.source, Source())
+        if known.incarnation in ("", hello.incarnation):
+            return False
+        serving = (await about.read(self._coordinator.client, hello.source)).serving
+        return serving is not None and serving.epoch > hello.epoch
 
     async def _calls(self, mine: Incoming, reader: asyncio.StreamReader) -> None:
         coordinator = self._coordinator
