@@ -3,7 +3,9 @@ would end at the same place."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +14,14 @@ import pytest
 from tests.immortal.world import World
 
 from penstock.base.errors import UsageError
-from penstock.immortal import Immortal, field, impulse, rpc
+from penstock.immortal import Immortal, field, impulse, rpc, wire
 from penstock.immortal.binding.services import ASK, DELIVER, Delivered, Delivery
 from penstock.immortal.binding.snapshot import SinkState
 from penstock.immortal.wire import Call, MessageType, Reply, ReplyKind, RpcType, encode_message, incoming
 
 TOO_LARGE = 1 << 80
 NO_TEXT = "\ud800"
+MUCH = bytes(1 << 16)
 
 
 class Odd(msgspec.Struct):
@@ -69,6 +72,35 @@ class Clumsy(Immortal):
     @impulse
     async def no_text(self) -> str:
         return NO_TEXT
+
+    @impulse
+    def sends_too_much(self) -> None:
+        Clumsy.at("b").anything.send(MUCH)
+
+    @impulse
+    async def asks_too_much(self) -> None:
+        await Clumsy.at("b").anything(MUCH)
+
+    @rpc
+    def much(self) -> bytes:
+        return MUCH
+
+    @impulse
+    async def is_answered_too_much(self) -> None:
+        await Clumsy.at("a").much()
+
+    @impulse
+    def exits(self) -> None:
+        sys.exit(3)
+
+    @impulse
+    async def exits_later(self) -> None:
+        await Clumsy.at("a").anything(1)
+        raise SystemExit
+
+    @impulse
+    def is_cancelled(self) -> None:
+        raise asyncio.CancelledError
 
     @impulse
     def raises_no_text(self) -> None:
@@ -125,6 +157,27 @@ def world() -> World:
 @pytest.mark.parametrize("key", ["", "once"])
 def test_what_cannot_be_told_is_told_as_an_error(world: World, method: str, kind: str, key: str) -> None:
     world.ask("a", method, key=key)
+    assert world.nodes["a"].outcomes["r"].kind == kind
+    goes_on(world)
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("sends_too_much", "ImmortalError"),
+        ("asks_too_much", "ImmortalError"),
+        ("is_answered_too_much", "RemoteError"),
+        ("exits", "SystemExit"),
+        ("exits_later", "SystemExit"),
+        ("is_cancelled", "CancelledError"),
+    ],
+)
+def test_what_would_end_the_process_at_every_start_is_the_failure_of_its_handler(
+    world: World, method: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "MAX_MESSAGE", len(MUCH))
+    world.ask("a", method)
+    world.settle()
     assert world.nodes["a"].outcomes["r"].kind == kind
     goes_on(world)
 

@@ -7,6 +7,7 @@ the log alone, so that replay repeats it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
@@ -33,9 +34,11 @@ from penstock.immortal.wire import ReplyKind
 logger = logging.getLogger(__name__)
 
 Answer = tuple[int, bytes | None]
+RAISED = (Exception, SystemExit, asyncio.CancelledError)
+"""What a handler raises is its answer, also what would end a process or a task: each replay would raise it again."""
 
 
-def text_of(error: Exception) -> str:
+def text_of(error: BaseException) -> str:
     """What an error says, as text that can be written: it goes into answers and checkpoints."""
     try:
         return str(error).encode(errors="backslashreplace").decode()
@@ -160,7 +163,7 @@ class Handlers(Caller, ABC):
             self.settle(origin, method, result, "")
         except DeterminismError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is its answer
+        except RAISED as error:
             self._failed(origin, method, error, name)
         finally:
             set_current(NOBODY)
@@ -189,7 +192,7 @@ class Handlers(Caller, ABC):
                 ended, request, value = self._turn(activation, outcome, error)
             except DeterminismError:
                 raise
-            except Exception as raised:  # noqa: BLE001 - whatever a handler raises is its answer
+            except RAISED as raised:
                 self._end(activation)
                 self._failed(activation.origin, activation.method, raised)
                 return
@@ -268,7 +271,7 @@ class Handlers(Caller, ABC):
         activation.coroutine.close()
 
     def _failed(
-        self, origin: Origin, method: Method[Any, Any] | None, error: Exception, name: str = ""
+        self, origin: Origin, method: Method[Any, Any] | None, error: BaseException, name: str = ""
     ) -> None:
         self.runtime.failures += 1
         what, kind, text = (

@@ -377,9 +377,10 @@ class Machine(Handlers):
             )
         self._outside(method.name)
         destination = "" if peer == self.name else peer
-        self._attach(destination)
         encoded = method.signature.encode(arguments, named)
-        self.out.append(wire.outgoing(destination, wire.Call(method.id, RpcType.IMPULSE, encoded)))
+        message = _outgoing(destination, wire.Call(method.id, RpcType.IMPULSE, encoded))
+        self._attach(destination)
+        self.out.append(message)
         self.on_impulse()
 
     def system_impulse(self, method: int, arguments: bytes) -> None:
@@ -422,9 +423,9 @@ class Machine(Handlers):
                 self.services.settle(origin, Outcome(method.signature.encode_result(result)))
 
     def _write(self, destination: str, rpc: wire.Call | wire.Reply, *, attach: bool = True) -> None:
+        message = _outgoing(destination, rpc)
         if attach:
             self._attach(destination)
-        message = wire.outgoing(destination, rpc)
         self._crc = zlib.crc32(message, self._crc)
         self.out.append(message)
 
@@ -473,3 +474,12 @@ class Machine(Handlers):
 
     def _fingerprint(self, limit: int | None) -> int | None:
         return fields.fingerprint(self.spec, self.instance.__dict__["_values"], limit)
+
+
+def _outgoing(destination: str, rpc: wire.Call | wire.Reply) -> bytes:
+    """The message; one that no coordinator takes is refused here, as a failure of whoever sends it: the coordinator
+    would end, and a replay would send it again."""
+    message = wire.outgoing(destination, rpc)
+    if len(message) > wire.MAX_MESSAGE:
+        raise ImmortalError(f"a message of {len(message)} bytes; up to {wire.MAX_MESSAGE} are taken")
+    return message
