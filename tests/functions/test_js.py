@@ -279,6 +279,32 @@ def test_what_a_script_does_not_touch_keeps_its_text_at_any_depth(
     assert texts_of(result) == [after]
 
 
+@pytest.mark.parametrize(
+    "edit, before, after",
+    [
+        ("m.data.l.shift()", '{"l":[{"id":9007199254740993},{"id":9007199254740992, "x":1.0}]}',
+         '{"l":[{"id":9007199254740992, "x":1.0}]}'),
+        ("m.data.l.reverse()", '{"l":[{"id":9007199254740993}, {"id":9007199254740992}]}',
+         '{"l":[{"id":9007199254740992}, {"id":9007199254740993}]}'),
+        ("m.data.l.unshift({})", '{"l":[[9007199254740993],{"y":1.0}]}', '{"l":[{},[9007199254740993],{"y":1.0}]}'),
+        ("m.data.l = m.data.l.filter((one) => one.x).map((one) => ({...one}))",
+         '{"l":[{"id":9007199254740993},{"id":9007199254740995,"x":1}]}', '{"l":[{"id":9007199254740996,"x":1}]}'),
+        ("m.data.l = m.data.l.map((one) => ({...one, x: 1}))", '{"l":[{"id":9007199254740993}]}',
+         '{"l":[{"id":9007199254740993,"x":1}]}'),
+        ("m.data.l.shift()", '{"l":[9007199254740993,9007199254740992, 1.50]}', '{"l":[9007199254740992,1.5]}'),
+        ("m.data.l.pop()", '{"l":[9007199254740993, 1.50,2]}', '{"l":[9007199254740993, 1.50]}'),
+        ("[m.data.a, m.data.b] = [m.data.b, m.data.a]", '{"a":{"id":9007199254740993},"b":{"id":9007199254740992}}',
+         '{"a":{"id":9007199254740992},"b":{"id":9007199254740992}}'),
+    ],
+)  # fmt: skip
+def test_no_value_gets_the_digits_of_another_that_javascript_takes_for_it(
+    edit: str, before: str, after: str
+) -> None:
+    """Elements were known by their places alone: behind one that went, each had the number of the one before."""
+    script = f.js(source=f"function transform(m) {{ {edit}; return m }}")
+    assert texts_of(applied(batch_of([before]), script)) == [after]
+
+
 CHANGES: dict[str, dict[str, str | None]] = {
     "nothing": {},
     "copy": {},

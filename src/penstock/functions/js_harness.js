@@ -17,8 +17,10 @@
 
   class Refusal { constructor(message) { this.message = message; } }
 
-  // What a value was before the function saw it. `keys` is null for an array.
-  class Snap { constructor(keys, values) { this.keys = keys; this.values = values; } }
+  // What an object or array was before the function saw it, and which one. `keys` is null for an array.
+  class Snap {
+    constructor(self, keys, values) { this.self = self; this.keys = keys; this.values = values; this.known = null; }
+  }
 
   function snap(value) {
     if (typeof value !== "object" || value === null) return value;
@@ -26,7 +28,7 @@
     const size = keys === null ? value.length : keys.length;
     const values = new Array(size);
     for (let i = 0; i < size; i++) values[i] = snap(value[keys === null ? i : keys[i]]);
-    return new Snap(keys, values);
+    return new Snap(value, keys, values);
   }
 
   function isPlain(value) {
@@ -35,19 +37,35 @@
     return (proto === plain || proto === null) && typeof value.toJSON !== "function";
   }
 
+  // Where the object stood that is now at the place `at`: there, unless it is one of the others.
+  function stood(was, at, value) {
+    if (typeof value !== "object" || value === null) return at;
+    const values = was.values, here = values[at];
+    if (here instanceof Snap && here.self === value) return at;
+    if (was.known === null) {
+      was.known = new Map();
+      for (let i = 0; i < values.length; i++) if (values[i] instanceof Snap) was.known.set(values[i].self, i);
+    }
+    return was.known.get(value) ?? at;
+  }
+
+  function kept(was, at, value) {
+    return stood(was, at, value) === at && untouched(was.values[at], value);
+  }
+
   function untouched(was, value) {
     if (!(was instanceof Snap)) return is(was, value);
     const keys = was.keys, values = was.values, size = values.length;
     if (keys === null) {
       if (!isArray(value) || value.length !== size) return false;
-      for (let i = 0; i < size; i++) if (!untouched(values[i], value[i])) return false;
+      for (let i = 0; i < size; i++) if (!kept(was, i, value[i])) return false;
       return true;
     }
     if (!isPlain(value)) return false;
     const found = keysOf(value);
     if (found.length !== size) return false;
     for (let i = 0; i < size; i++)
-      if (found[i] !== keys[i] || !untouched(values[i], value[keys[i]])) return false;
+      if (found[i] !== keys[i] || !kept(was, i, value[keys[i]])) return false;
     return true;
   }
 
@@ -144,10 +162,10 @@
     const old = was.keys, size = old.length;
     if (size === 0 || keys.length < size || isDigit(old[0])) return undefined;
     for (let i = same + 1; i < size; i++)
-      if (keys[i] !== old[i] || !untouched(was.values[i], value[old[i]])) return undefined;
+      if (keys[i] !== old[i] || !kept(was, i, value[old[i]])) return undefined;
     let out = "", cursor = begin;
     if (same < size) {
-      if (keys[same] !== old[same]) return undefined;
+      if (keys[same] !== old[same] || stood(was, same, value[old[same]]) !== same) return undefined;
       let i = blank(t, begin + 1);
       for (let n = 0; n < same; n++) {
         i = valueEnd(t, blank(t, blank(t, stringEnd(t, i)) + 1));
@@ -182,7 +200,7 @@
   function writtenObject(was, value, t, begin, end, path) {
     const keys = keysOf(value), old = was.keys, values = was.values, size = keys.length;
     let same = 0;
-    while (same < size && same < old.length && keys[same] === old[same] && untouched(values[same], value[keys[same]])) same++;
+    while (same < size && same < old.length && keys[same] === old[same] && kept(was, same, value[keys[same]])) same++;
     if (same === size && same === old.length) return undefined;
     const quick = patched(was, value, keys, same, t, begin, end, path);
     if (quick !== undefined) return quick;
@@ -193,9 +211,10 @@
     for (let i = 0; i < size; i++) {
       const key = keys[i], at = old[next] === key ? next : old.indexOf(key);
       let one;
-      if (at < 0 || !(i < same || untouched(values[at], value[key]))) {
+      if (at < 0 || !(i < same || kept(was, at, value[key]))) {
         const inside = path === "" ? key : path + "." + key;
-        one = at < 0 ? fresh(value[key], inside) : written(values[at], value[key], t, begins[at], ends[at], inside);
+        const moved = at < 0 || stood(was, at, value[key]) !== at;
+        one = moved ? fresh(value[key], inside) : written(values[at], value[key], t, begins[at], ends[at], inside);
         if (one === undefined) continue;
       }
       if (at < 0 || at !== last + 1 || !ordered) {
@@ -213,19 +232,33 @@
     return (out === "" ? "{" : out) + "}";
   }
 
+  // An object keeps its text wherever it goes in its array.
   function writtenArray(was, value, t, begin, path) {
-    const size = was.values.length, { begins, ends, close } = placesOf(t, begin, size), shared = Math.min(size, value.length);
+    const { values } = was, size = values.length, places = placesOf(t, begin, size), { begins, ends, close } = places;
+    const shared = Math.min(size, value.length);
+    const element = (from, i) => (from < 0 || from >= size ? fresh(value[i], path + "[" + i + "]")
+      : written(values[from], value[i], t, begins[from], ends[from], path + "[" + i + "]")) ?? "null";
     let out = "", cursor = begin;
     for (let i = 0; i < shared; i++) {
-      if (untouched(was.values[i], value[i])) continue;
-      out += t.slice(cursor, begins[i]) + (written(was.values[i], value[i], t, begins[i], ends[i], path + "[" + i + "]") ?? "null");
+      const from = cameFrom(was, i, value, t, places);
+      if (from === i && untouched(values[i], value[i])) continue;
+      out += t.slice(cursor, begins[i]) + element(from, i);
       cursor = ends[i];
     }
     if (size === value.length) return out + t.slice(cursor, close);
     out += shared === 0 ? "[" : t.slice(cursor, ends[shared - 1]);
-    for (let i = shared; i < value.length; i++)
-      out += (i === 0 ? "" : ",") + (fresh(value[i], path + "[" + i + "]") ?? "null");
+    for (let i = shared; i < value.length; i++) out += (i === 0 ? "" : ",") + element(stood(was, i, value[i]), i);
     return out + "]";
+  }
+
+  // The old place of what is now at the place `i`; -1 if nobody can tell: where an array has lost elements, that is so of
+  // copies, and of numbers that JavaScript takes for one another.
+  function cameFrom(was, i, value, t, { begins, ends }) {
+    const one = value[i], values = was.values, from = stood(was, i, one);
+    if (from !== i || value.length >= values.length) return from;
+    if (typeof one === "object" && one !== null) return values[i] instanceof Snap && values[i].self === one ? i : -1;
+    const exact = typeof one !== "number" || isInteger(one) || t.slice(begins[i], ends[i]) === "" + one;
+    return exact || values.indexOf(one, i + 1) < 0 ? i : -1;
   }
 
   function fresh(value, path) {
