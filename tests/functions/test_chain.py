@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from penstock import functions as f
 from penstock.functions.base import Editable, Function, FunctionError
-from penstock.functions.chain import Chain, Refused, Step
+from penstock.functions.chain import LONGEST_REASON, Chain, Refused, Step
 from penstock.functions.python import MutableMessage
 
-from .messages import Everything, batch_of
+from .messages import Everything, applied, batch_of
 
 TIME = pa.timestamp("us", "UTC")
 
@@ -394,3 +394,10 @@ def test_a_message_of_several_rows_is_refused_as_a_whole_and_a_skipped_row_is_dr
     assert [refused.offset for refused in result.refused] == [7]
     assert result.batch.column("offset").to_pylist() == [8]
     assert Chain([]).apply(rows, Everything()).batch.num_rows == 4
+
+
+def test_of_a_reason_without_end_as_much_is_told_as_dead_letters_hold() -> None:
+    """A function may put the whole document into its error, and a thousand of them into the report of one task."""
+    [refused] = applied(batch_of(["{}"]), f.python(lambda message: message.data["x" * 1_000_000])).refused
+    assert len(refused.error) == LONGEST_REASON
+    assert refused.error.startswith("KeyError: ")

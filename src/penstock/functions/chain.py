@@ -32,6 +32,9 @@ from penstock.functions.steps import NamespaceMatcher, Refused, Step, StepCount
 if TYPE_CHECKING:
     import pyarrow as pa
 
+LONGEST_REASON = 64 << 10
+"""Of the reason of a refusal so many characters are told: a thousand of them must fit into a report."""
+
 __all__ = ["Applied", "Chain", "NamespaceMatcher", "Refused", "Step", "StepCount"]
 
 
@@ -115,7 +118,7 @@ class _Passage:
 
     def _refuse(self, refused: Iterable[Refused], *, siblings: bool) -> None:
         """Note refusals; `siblings`: other rows of these messages may be left."""
-        new = {one.offset: one._replace(error=as_unicode(one.error)) for one in refused}
+        new = {one.offset: one._replace(error=as_unicode(one.error[:LONGEST_REASON])) for one in refused}
         if not new:
             return
         self._refused = new | self._refused
