@@ -190,3 +190,16 @@ def test_messages_that_spark_cannot_read_are_told_of_together(
         letters = list(deadletters.load(client, "p"))
     assert [letter.offset for letter in letters] == list(range(0, 16, 2))
     assert {letter.ns for letter in letters} == {"in"}
+
+
+def test_a_dataframe_function_that_fails_is_named_with_its_line(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(troubles, "RESTARTS", 0)
+    pipeline = Pipeline("p")
+    node = source(pipeline, tmp_path, 3).transform("odd", lambda df: df.where(f"{1 // 0}"))
+    node.save("out", a.file(uri=f"file://{tmp_path}/out.jsonl"))
+    summary = run(pipeline, data_dir=tmp_path / "data", once=True, spark=spark)
+    assert (summary.exit_code, summary.sinks[0].pending) == (1, 3)
+    assert "transformation 'odd': ZeroDivisionError: " in str(summary.message)
+    assert f"({Path(__file__).name}:" in str(summary.message)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.adaptors import staging
-from penstock.base.errors import UsageError
+from penstock.base.errors import PenstockError, UsageError
+from penstock.functions.callables import told
 from penstock.functions.chain import Chain, NamespaceMatcher, Refused, Step, StepCount
 from penstock.spark.returned import TEXT, TYPES, messages_of
 from penstock.spark.stateless import refuse_state
@@ -236,7 +237,8 @@ class _Pass:
 
 def _planned(step: FrameStep, shown: DataFrame, *, check: bool) -> DataFrame:
     """The messages that the function makes of the frame. A plan that Spark refuses would be refused every time."""
-    from pyspark.errors import AnalysisException, ParseException
+    from py4j.protocol import Py4JError
+    from pyspark.errors import AnalysisException, ParseException, PySparkException
 
     try:
         result = step.function(shown)
@@ -246,6 +248,10 @@ def _planned(step: FrameStep, shown: DataFrame, *, check: bool) -> DataFrame:
         raise UsageError(
             f"transformation '{step.name}': {reason}", hint="see the query or function there"
         ) from None
+    except (PenstockError, PySparkException, Py4JError):
+        raise
+    except Exception as error:
+        raise PenstockError(f"transformation '{step.name}': {told(error, step.function)}") from error
     if check:
         refuse_state(step.name, shown, result)
     return messages
