@@ -301,3 +301,25 @@ def test_what_cannot_be_called_is_refused_at_load(
     assert error.value.message.startswith(f"function '{name}': {complaint}")
     assert error.value.hint is not None
     assert f"f.{name}(" in error.value.hint
+
+
+def test_an_arrow_function_cannot_change_the_namespace_as_logged() -> None:
+    """A refusal behind it had no namespace then, and the report of its task could not be read."""
+    nameless = f.arrow(lambda batch: batch.set_column(8, "origin", pa.nulls(batch.num_rows, pa.string())))
+    rows = batch_of(["{}"])
+    rows = rows.add_column(6, "old_key", rows.column("key"))
+    [refused] = applied(rows, nameless, f.python(fail)).refused
+    assert refused.ns == "orders"
+
+
+def test_an_exception_that_cannot_tell_itself_is_told_by_its_type() -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    def mute(given: object) -> Any:
+        raise MuteError
+
+    for function in (f.arrow(mute), f.python(mute)):
+        [(_, error)] = errors_of(applied(batch_of(["{}"]), function))
+        assert error.startswith(f"MuteError ({HERE}:")

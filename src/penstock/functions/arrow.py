@@ -113,7 +113,7 @@ def _in_our_shape(result: pa.RecordBatch, given: pa.RecordBatch) -> pa.RecordBat
     for field in given.schema:
         if field.name == "offset":
             columns.append(offsets)
-        elif field.name in result.schema.names:
+        elif field.name in result.schema.names and field.name != "origin":  # which is the log's word
             columns.append(_cast(field.name, result.column(field.name), field.type))
         else:
             columns.append(given.column(field.name).take(source))

@@ -46,11 +46,18 @@ def name_of(function: object) -> str:
 
 def told(error: BaseException, function: Callable[..., object]) -> str:
     """The error in one line, with the place in the person's file: `KeyError: 'total' (shop.py:12)`."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = f"{type(error).__name__}: {said}" if (said := _said(error)) else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(getattr(inspect.unwrap(function), "__code__", None), "co_filename", None)
     own = [frame for frame in frames if frame.filename == file] or frames[1:] or frames
     return f"{text} ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else text
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a person's exception may be unable to tell itself
+        return ""
 
 
 def _answers_later(function: object) -> bool:
