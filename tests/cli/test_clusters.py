@@ -153,3 +153,11 @@ def test_no_etcd_is_told_as_such() -> None:
     result = run("cluster", "status", "--etcd", "http://127.0.0.1:1")
     assert result.exit_code == 1
     assert "etcd" in result.output
+
+
+def test_a_place_that_cannot_be_made_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("a file")
+    result = run("cluster", "up", "--dir", "mine/cluster")
+    assert result.exit_code == 2
+    assert "Not a directory" in result.output
+    assert "--dir" in result.output

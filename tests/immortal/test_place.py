@@ -7,8 +7,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import psutil
+import pytest
 from tests.immortal.test_startups import instance
 
+from penstock.base.errors import UsageError
 from penstock.immortal.coordinator import Options
 from penstock.immortal.place import opened
 
@@ -46,3 +48,19 @@ def test_one_broker_is_started_and_ends_with_who_started_it(tmp_path: Path) -> N
         assert not brokers()
 
     asyncio.run(test())
+
+
+def test_a_directory_that_no_broker_can_own_is_refused_before_one_is_started(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("a file")
+
+    async def test() -> None:
+        with pytest.raises(UsageError, match="cannot use"):
+            async with opened(str(mine / "data")):
+                pass
+        with pytest.raises(UsageError, match="not a data directory and not empty"):
+            async with opened(str(tmp_path)):
+                pass
+
+    asyncio.run(asyncio.wait_for(test(), 10))
+    assert not psutil.Process().children()

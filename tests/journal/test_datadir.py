@@ -86,6 +86,35 @@ def test_a_lock_that_cannot_be_taken_leaves_no_descriptor(tmp_path: Path) -> Non
     lock.release()
 
 
+@pytest.mark.parametrize("place", ["a file", "a file/below it", "/proc/none"])
+def test_a_place_where_no_directory_can_be_is_refused_in_words(tmp_path: Path, place: str) -> None:
+    (tmp_path / "a file").write_text("mine")
+    with pytest.raises(UsageError, match=r"cannot use .* as a data directory: ") as refused:
+        Lock(DataDir(tmp_path / place), Disk())
+    assert refused.value.hint is not None
+    assert "--data-dir" in refused.value.hint
+
+
+def test_a_directory_of_somebody_else_is_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, mode: int) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "mkdir", refused)
+    with pytest.raises(UsageError, match="data: Permission denied"):
+        Lock(DataDir(tmp_path / "data"), Disk())
+
+
+def test_a_full_disk_is_no_fault_of_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, mode: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(os, "mkdir", full)
+    with pytest.raises(OSError, match="No space left"):
+        Lock(DataDir(tmp_path / "data"), Disk())
+
+
 def test_a_broker_stopped_twice_is_stopped(tmp_path: Path) -> None:
     broker = EmbeddedBroker(tmp_path / "data")
     broker.stop()

@@ -402,5 +402,6 @@ def fatal(error: BaseException) -> FatalError | None:
     if isinstance(error, CorruptLogError):
         return FatalError(3, f"{error}; {error.hint}")
     if isinstance(error, PenstockError):
-        return FatalError(5 if isinstance(error, JournalError) else 0, str(error))
+        text = f"{error}; {error.hint}" if error.hint else str(error)
+        return FatalError(5 if isinstance(error, JournalError) else 0, text)
     return None

@@ -16,10 +16,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from penstock.base.disk import Disk
 from penstock.base.errors import InUseError, PenstockError
 from penstock.journal.client import AsyncClient, BrokerGoneError, TimedOutError
 from penstock.journal.client.connection import Tls, Tokens
-from penstock.journal.datadir import DataDir
+from penstock.journal.datadir import DataDir, Lock
 
 _ADDRESS = re.compile(r"(https?://|unix:)")
 _POLL = 0.1
@@ -101,12 +102,26 @@ async def opened(place: str, *, tls: Tls | None = None, tokens: Tokens | None = 
         made = Place(AsyncClient(place, tls=tls, tokens=tokens, follow_routes=True), None)
     else:
         directory = DataDir(Path(place))
+        _check(directory)
         made = Place(AsyncClient(f"unix:{directory.socket}"), directory)
     try:
         await made.open()
         yield made
     finally:
         await made.close()
+
+
+def _check(directory: DataDir) -> None:
+    """Refuse a directory that no broker could own, in words, before one is started for it again and again."""
+    disk = Disk()
+    try:
+        lock = Lock(directory, disk, passing=True)
+    except InUseError:
+        return
+    try:
+        directory.create(disk)
+    finally:
+        lock.release()
 
 
 def serve(path: Path) -> int:

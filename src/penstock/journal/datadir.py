@@ -16,6 +16,7 @@ user may read committed bytes of spools and fragments.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -34,6 +35,8 @@ from penstock.base.errors import CorruptError, InUseError, PenstockError, UsageE
 FORMAT = 1
 _SOCKET_PATH_LIMIT = 100
 _LOCK_POLL = 0.05
+_NOT_OURS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EEXIST, errno.ENOTDIR})
+"""What a path is refused with, for good, where a directory cannot be."""
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -179,8 +182,16 @@ class Lock:
         `passing` says that we are such a one. The directory is made if need be, and through `disk`, since all that is
         in it will rest on that.
         """
-        disk.make_dirs(directory.path, 0o700)
-        self._fd = os.open(directory.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            disk.make_dirs(directory.path, 0o700)
+            self._fd = os.open(directory.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno not in _NOT_OURS:
+                raise
+            raise UsageError(
+                f"cannot use {directory.path} as a data directory: {error.filename}: {error.strerror}",
+                hint="name one that this user can write to, with --data-dir or PENSTOCK_DATA_DIR",
+            ) from error
         try:
             self._take(directory, time.monotonic() + patience)
         except BaseException:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.base.disk import Disk
+from penstock.base.errors import PenstockError
 from penstock.journal.client import Client
 from penstock.journal.datadir import DataDir, Lock
 from penstock.journal.embedded import EmbeddedBroker
@@ -60,7 +61,13 @@ def empty_scratch(place: Place, given: Path | None, pipeline: str) -> Path:
         scratch = given.absolute() / f"penstock-{pipeline}-{place.directory.version().id[:12]}"
     shutil.rmtree(scratch, ignore_errors=True)
     # The JVM of a run that was killed may still write here, for a moment.
-    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise PenstockError(
+            f"cannot make {scratch}, for what Spark and staging need: {error.strerror}",
+            hint="name another place with --scratch",
+        ) from error
     return scratch
 
 

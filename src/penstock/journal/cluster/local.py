@@ -68,8 +68,12 @@ class LocalCluster:
 
     def start(self) -> None:
         """All of it; ready on return. What was started is stopped if something does not start."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self.store.mkdir(exist_ok=True)
+        try:
+            self.store.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"cannot make {error.filename}: {error.strerror}", hint="name another place with --dir"
+            ) from error
         try:
             self._start_etcd()
             for number in range(self._count):
