@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -625,3 +626,17 @@ def test_a_read_that_outlives_its_connection_is_over_before_the_next_seek(tmp_pa
         assert ids_of(await rig.frames()) == {stream_id("s"): list(range(1, 301))}
 
     rigged(tmp_path / "d", test)
+
+
+def test_a_worker_that_is_not_there_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as nobody:  # bound and not listening: connections are refused
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        waiting = Connector(
+            [address], "i", [IteratorStream("n", lambda _: iter(()))], cookie=COOKIE, patience=0.5
+        )
+        with caplog.at_level(logging.INFO, "penstock.connector.source"), pytest.raises(SourceFailedError):
+            waiting.run()
+    told = [(one.levelno, address in one.getMessage()) for one in caplog.records]
+    assert told[0] == (logging.WARNING, True)
+    assert {level for level, _ in told[1:]} == {logging.INFO}

@@ -165,7 +165,9 @@ class Connector:
                 if is_final(error, first=self.link is None):
                     raise
                 self._turn += 1
-                log.info("%s", error.message)
+                # Told once where nothing gets anywhere: who waits at a wrong address would not know why.
+                known = failures or self.progressed
+                log.log(logging.INFO if known else logging.WARNING, "%s; trying again", error.message)
             link = None
             self._require_patience(heard)
             # After a session that got somewhere the next one is tried at once; then each waits longer.
