@@ -66,6 +66,18 @@ def test_help_lists_commands_by_section_and_exit_codes(invoke: Invoke) -> None:
     assert "..." not in shown.partition("A pipeline:")[2]
 
 
+def without_help(command: click.Command, words: str = "penstock") -> list[str]:
+    """The options below a command that do not say what they are for."""
+    options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
+    silent = [f"{words} {one.opts[0]}" for one in options if not one.help]
+    below = command.commands if isinstance(command, click.Group) else {}
+    return silent + [found for name in below for found in without_help(below[name], f"{words} {name}")]
+
+
+def test_every_option_says_what_it_is_for() -> None:
+    assert without_help(cli) == []
+
+
 def test_no_arguments_show_help_and_end_with_2(tmp_path: Path) -> None:
     done = penstock_process(cwd=tmp_path)
     assert done.returncode == 2

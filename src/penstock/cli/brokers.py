@@ -129,7 +129,10 @@ broker.add_command(token)
 @click.option(
     "--allow-origin", "allow_origins", multiple=True, metavar="ORIGIN", help="CORS, for HTTP (repeat)."
 )
-@click.option("--log-level", type=click.Choice(_LOG_LEVELS), default="warning", show_default=True)
+@click.option(
+    "--log-level", type=click.Choice(_LOG_LEVELS), default="warning", show_default=True,
+    help="Of the log lines on standard error.",
+)  # fmt: skip
 @json_option
 @click.pass_context
 def serve(

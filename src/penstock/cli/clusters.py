@@ -44,7 +44,10 @@ def cluster() -> None:
 
 
 @cluster.command(short_help="etcd and brokers on this machine, for trying things.")
-@click.option("--brokers", type=click.IntRange(1, 20), default=3, show_default=True, metavar="N")
+@click.option(
+    "--brokers", type=click.IntRange(1, 20), default=3, show_default=True, metavar="N",
+    help="How many brokers.",
+)  # fmt: skip
 @click.option(
     "--zones", type=click.IntRange(1, 20), default=2, show_default=True, metavar="N",
     help="In how many zones they are, by turns.",
@@ -112,7 +115,10 @@ def _announce(running: LocalCluster, *, as_json: bool) -> None:
 @selector_option(required=False)
 @click.option("--all", "every", is_flag=True, help="Show every journal, not only those that are not well.")
 @click.option("--heads/--no-heads", default=None, help="Ask every replica for its write head, or none.")
-@click.option("--max-replication", type=click.IntRange(min=1), default=9, show_default=True, metavar="N")
+@click.option(
+    "--max-replication", type=click.IntRange(min=1), default=9, show_default=True, metavar="N",
+    help="As the brokers were started with: journals want no more replicas than this.",
+)  # fmt: skip
 @click.option(
     "--auth-keys", metavar="KEYS|@FILE", envvar="PENSTOCK_AUTH_KEYS", help="Keys of the brokers, in base64."
 )

@@ -56,7 +56,10 @@ def _served(command: F) -> F:
             ),
             click.option("--connections", type=click.IntRange(min=1), default=256, show_default=True, metavar="N",
                          help="Workers that may be connected at once."),
-            click.option("--log-level", type=click.Choice(_LOG_LEVELS), default="warning", show_default=True),
+            click.option(
+                "--log-level", type=click.Choice(_LOG_LEVELS), default="warning", show_default=True,
+                help="Of the log lines on standard error.",
+            ),
             json_option,
         )
     ):  # fmt: skip
@@ -85,7 +88,10 @@ def file_sink(ctx: click.Context, /, *, out: Path, txns: Path | None, **served: 
 
 
 @sink.command("sqlite")
-@click.option("--database", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE")
+@click.option(
+    "--database", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE",
+    help="The database; it is made if need be.",
+)  # fmt: skip
 @click.option("--table", default="output", show_default=True, help="Made with the columns worker, at, data.")
 @_served
 @click.pass_context
@@ -105,7 +111,10 @@ def sqlite_sink(
 
 
 @sink.command("parquet")
-@click.option("--directory", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR")
+@click.option(
+    "--directory", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR",
+    help="Where the files go; it is made if need be.",
+)  # fmt: skip
 @_served
 @click.pass_context
 def parquet_sink(ctx: click.Context, /, *, directory: Path, txns: Path | None, **served: object) -> None:

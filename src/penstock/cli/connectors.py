@@ -102,14 +102,20 @@ def _size(ctx: click.Context, parameter: click.Parameter, value: str) -> int:
 @click.option(
     "--max-frame", callback=_size, default="16MiB", show_default=True, help="The longest frame taken."
 )
-@click.option("--max-sessions", type=click.IntRange(min=1), default=256, show_default=True)
+@click.option(
+    "--max-sessions", type=click.IntRange(min=1), default=256, show_default=True, metavar="N",
+    help="Connections at a time; one more is refused.",
+)  # fmt: skip
 @click.option(
     "--store", default="file:///", show_default=True, metavar="URL", help="Of journals that are made."
 )
 @click.option(
     "--replication", type=click.IntRange(min=1), default=1, show_default=True, help="Of journals made."
 )
-@click.option("--log-level", type=click.Choice(_LOG_LEVELS), default="warning", show_default=True)
+@click.option(
+    "--log-level", type=click.Choice(_LOG_LEVELS), default="warning", show_default=True,
+    help="Of the log lines on standard error.",
+)  # fmt: skip
 @broker_options
 @json_option
 @click.pass_context

@@ -220,10 +220,30 @@ def _registering(command: F) -> F:
                 "--receive-port", type=_PORT, required=True, metavar="P", help="Where the binding sends."
             ),
             click.option("--send-port", type=_PORT, required=True, metavar="P", help="Where it receives."),
-            click.option("--create", type=click.Choice(["A", "Y", "N"]), default="A", show_default=True),
-            click.option("--log-trigger", type=float, default=1000, show_default=True, metavar="MIB"),
-            click.option("--current-version", type=int, default=0, show_default=True, metavar="V"),
-            click.option("--upgrade-version", type=int, metavar="V"),
+            click.option(
+                "--create",
+                type=click.Choice(["A", "Y", "N"]),
+                default="A",
+                show_default=True,
+                help="A: recover if possible; Y: begin anew; N: recover.",
+            ),
+            click.option(
+                "--log-trigger",
+                type=float,
+                default=1000,
+                show_default=True,
+                metavar="MIB",
+                help="Roll the log at this size; 0: never.",
+            ),
+            click.option(
+                "--current-version",
+                type=int,
+                default=0,
+                show_default=True,
+                metavar="V",
+                help="The version of the instance.",
+            ),
+            click.option("--upgrade-version", type=int, metavar="V", help="Upgrade it to this version."),
             _log_option,
         )
     ):
@@ -269,7 +289,7 @@ def register(
 
 @immortal.command("add-replica")
 @click.argument("name")
-@click.option("--replica", type=click.IntRange(1), required=True, metavar="N")
+@click.option("--replica", type=click.IntRange(1), required=True, metavar="N", help="Its number, from 1 up.")
 @_registering
 @broker_beside_directory
 def add_replica(

@@ -108,7 +108,10 @@ def _settings(ctx: click.Context, _: click.Parameter, given: tuple[str, ...]) ->
     type=FILE,
     help="For --console: the secret of connector workers, to move their instances. Default: none.",
 )
-@click.option("--log-level", type=click.Choice(LEVELS), default="warning", show_default=True)
+@click.option(
+    "--log-level", type=click.Choice(LEVELS), default="warning", show_default=True,
+    help="Of the log lines on standard error.",
+)  # fmt: skip
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
