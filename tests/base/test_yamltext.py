@@ -54,3 +54,12 @@ def test_a_number_without_end_is_refused() -> None:
     assert document is not None
     with pytest.raises(UsageError, match="line 1: a number of more than 1000 digits"):
         plain(document)
+
+
+def test_a_tab_before_a_key_is_named() -> None:
+    with pytest.raises(UsageError, match="line 2: not YAML") as refused:
+        parse("source:\n\tname: db\n")
+    assert refused.value.hint == "indent with blanks: this line begins with a tab"
+    with pytest.raises(UsageError) as refused:
+        parse("source: [")
+    assert refused.value.hint is None

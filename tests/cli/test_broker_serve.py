@@ -89,7 +89,8 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
             cli, ["broker", "serve", "--data-dir", "data", "--http", "off", "--listen", listen]
         )
     assert refused.exit_code == 2
-    assert f"cannot listen on {listen}" in refused.stderr
+    assert f"cannot listen on {listen}\n" in refused.stderr
+    assert "give another --listen" in refused.stderr
 
 
 def test_one_directory_has_one_broker(tmp_path: Path) -> None:

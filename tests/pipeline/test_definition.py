@@ -310,6 +310,12 @@ def test_an_error_in_the_file_is_told_with_its_line(
     assert "Traceback" not in error.message
 
 
+def test_a_setting_without_its_name_is_answered_with_how_to_name_it(tmp_path: Path) -> None:
+    file = written(tmp_path / "shop.py", SHOP + "orders.save('copy', a.file('file://copy.jsonl'))\n")
+    hint = refusal(lambda: load_pipeline(file)).hint
+    assert hint == 'settings are given by name, as in a.file(uri="file://audit.jsonl")'
+
+
 def test_an_error_in_a_neighbour_is_told_with_the_neighbours_line(tmp_path: Path) -> None:
     written(tmp_path / "broken_beside.py", "\nraise KeyError('gone')\n")
     error = refusal(lambda: load_pipeline(written(tmp_path / "shop.py", "import broken_beside\n")))

@@ -72,7 +72,10 @@ def parse(text: str) -> Node | None:
             composer.take(event)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise fail(mark.line + 1 if mark else 1, f"not YAML: {error.problem or error.context}") from None
+        line = mark.line if mark else 0
+        tabbed = any(_TABBED.match(one) for one in text.splitlines()[line : line + 1])
+        hint = "indent with blanks: this line begins with a tab" if tabbed else None
+        raise fail(line + 1, f"not YAML: {error.problem or error.context}", hint=hint) from None
     except yaml.YAMLError as error:
         raise UsageError(f"not YAML: {error}") from None
     return composer.document
@@ -194,6 +197,7 @@ def text(node: Node, what: str) -> str:
     return "" if node.is_null else node.text
 
 
+_TABBED = re.compile(r" *\t")
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _MOST_DIGITS = 1000
 _FLOAT = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?")

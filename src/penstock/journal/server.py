@@ -267,10 +267,14 @@ def _add_tcp(server: grpc.aio.Server, options: Options) -> str:
             port = server.add_secure_port(options.listen, options.tls.grpc_credentials())
         else:
             port = server.add_insecure_port(options.listen)
-    except RuntimeError as error:
-        raise UsageError(f"cannot listen on {options.listen}: {error}", hint="is the port taken?") from None
+    except (
+        RuntimeError
+    ):  # its text only names a variable of gRPC's; the reason is what gRPC has printed above it
+        port = 0
     if not port:
-        raise UsageError(f"cannot listen on {options.listen}", hint="is the port taken?")
+        raise UsageError(
+            f"cannot listen on {options.listen}", hint="is the port taken? give another --listen HOST:PORT"
+        )
     return f"{host}:{port}"
 
 

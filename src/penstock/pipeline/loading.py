@@ -163,6 +163,8 @@ def told_in_the_file(path: Path, error: BaseException) -> UsageError:
     text, hint = f"{type(error).__name__}: {error}", None
     if isinstance(error, TypeError) and "missing 1 required positional argument" in str(error):
         hint = 'a node\'s name comes first, as in node.save("audit", a.file(uri="file://audit.jsonl"))'
+    if isinstance(error, TypeError) and "takes 0 positional arguments" in str(error):
+        hint = 'settings are given by name, as in a.file(uri="file://audit.jsonl")'
     if isinstance(error, TypeError) and (unknown := _UNKNOWN.search(str(error))):
         text = f"{unknown[1]}() has no '{unknown[2]}'{did_you_mean(unknown[2], _ARGUMENTS[unknown[1]])}"
     if isinstance(error, AttributeError):
