@@ -197,6 +197,17 @@ def test_what_is_not_committed_is_not_read_and_does_not_hold_up_the_copy(topics:
     assert documents(log) == [{"n": 0}, {"n": 1}]
 
 
+def test_what_is_decided_while_the_copy_begins_is_copied(topics: Topics) -> None:
+    """A commit is answered before its records are shown: for readers it looks like this one."""
+    topic, log = topics.make("deciding"), Log()
+    producer = topics.start_transaction(topic, b'{"n":0}')
+    deciding = threading.Timer(0.3, producer.commit_transaction, (PATIENCE,))
+    deciding.start()
+    read(source(topics), log, topic)
+    deciding.join()
+    assert documents(log) == [{"n": 0}]
+
+
 def test_records_that_retention_took_are_an_error_that_says_which(topics: Topics) -> None:
     topic, log = topics.make("cut"), Log()
     topics.put(topic, *[(None, b'{"n":%d}' % i) for i in range(3)])

@@ -8,7 +8,9 @@ tail. What the driver has read ahead by then is dropped, and asked for again wit
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.adaptors.base import Bad, Batch
@@ -31,6 +33,10 @@ AT_ONCE = 1000
 WAIT = 0.2
 MORE = 0.01
 """Seconds to wait for a record, and then for those right behind it."""
+
+DECIDING = 2.0
+_LOOK_AGAIN = 0.05
+"""Seconds in which a transaction may be decided that was open when its partition was first seen."""
 
 CONFIRM = 5.0
 """Seconds in which a cluster that seems to be gone may answer after all."""
@@ -97,12 +103,27 @@ class Reading:
             for partition in partitions
             if topic not in self.places or partition not in self.places[topic].next
         ]
-        spans = spans_of(self._cluster, self._admin, new, self._trouble)
+        spans = self._decided(spans_of(self._cluster, self._admin, new, self._trouble))
         for topic, partitions in there.items():
             self._take(
                 topic, ids.get(topic, ""), {p: spans[topic, p] for p in partitions if (topic, p) in spans}
             )
         self._activate(there)
+
+    def _decided(self, spans: Mapping[Partition, Span]) -> Mapping[Partition, Span]:
+        """The same, once what was open is decided, if that is soon.
+
+        A producer is told of its commit before the partitions show it: a copy that ends with what they show would end
+        without records that were committed before it began.
+        """
+        deadline = time.monotonic() + DECIDING
+        spans = dict(spans)
+        while (undecided := [one for one, span in spans.items() if span.committed < span.end]) and (
+            time.monotonic() < deadline and not self._cluster.stop.wait(_LOOK_AGAIN)
+        ):
+            committed = self._cluster.offsets(self._admin, undecided, self._trouble, which="committed")
+            spans |= {one: replace(spans[one], committed=committed[one]) for one in undecided}
+        return spans
 
     def completed(self) -> Iterator[Batch]:
         """A batch for the topics of which the copy is over."""
