@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +43,7 @@ from penstock.immortal.wire import (
     split_messages,
 )
 from penstock.immortal.wire.records import record_header
+from penstock.immortal.wire.rpc import require_whole
 
 names = st.text(max_size=20)
 calls = st.builds(
@@ -276,3 +279,33 @@ def test_coordinators_write_their_times_into_pings() -> None:
     assert (data[:12], times) == (b"what it says", [second, second, 0, second, second])
     with pytest.raises(CorruptWireError, match="without its five times"):
         pings.leaving(MessageType.PING, bytes(39), 1.0)
+
+
+@given(
+    count=st.integers(1, 200),
+    size=st.sampled_from([1, 5, 63, 64, 65, 200]),
+    kind=st.sampled_from([MessageType.RPC_BATCH, MessageType.COUNT_REPLAYABLE_RPC_BATCH]),
+    edits=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=2),
+    cut=st.integers(0, 3),
+    viewed=st.booleans(),
+)
+def test_a_batch_is_whole_if_all_of_its_rpcs_can_be_taken_out(
+    count: int, size: int, kind: MessageType, edits: list[tuple[int, int]], cut: int, viewed: bool
+) -> None:
+    """Also where many of one length are looked at together."""
+    one = encode_message(MessageType.RPC, bytes(size))
+    head = encode_int(count) * (2 if kind is MessageType.COUNT_REPLAYABLE_RPC_BATCH else 1)
+    data = bytearray(head + one * count)
+    for place, value in edits:
+        data[place % len(data)] = value
+    del data[len(data) - cut :]
+    body = memoryview(bytes(data)) if viewed else bytes(data)
+    assert _is_refused(lambda: require_whole(kind, body)) == _is_refused(lambda: list(rpcs_of(kind, body)))
+
+
+def _is_refused(look: Callable[[], object]) -> bool:
+    try:
+        look()
+    except CorruptWireError:
+        return True
+    return False
