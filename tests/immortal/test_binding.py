@@ -105,6 +105,16 @@ class Bank(Immortal):
         return self.accounts[name].balance
 
     @impulse
+    async def twice(self) -> int:
+        call = Ledger.at("ledger").add("a", 1)
+        return await call + await call
+
+    @impulse
+    async def twice_at_once(self) -> list[int]:
+        call = Ledger.at("ledger").add("a", 1)
+        return await gather(call, call)
+
+    @impulse
     def later(self, seconds: float) -> int:
         return self.after(seconds, self.bell)
 
@@ -282,6 +292,18 @@ def test_old_keys_are_forgotten_and_open_ones_are_not(world: World, monkeypatch:
     assert list(keys) == ["k2", "k3"]
 
 
+@pytest.mark.parametrize("method", ["twice", "twice_at_once"])
+def test_a_call_that_is_awaited_twice_is_a_mistake_that_is_told(world: World, method: str) -> None:
+    """Its answer comes once: the handler waited for ever."""
+    world.ask("bank", method)
+    world.checkpoint("bank")
+    world.crash("bank")
+    world.settle()
+    assert "awaited twice" in world.nodes["bank"].outcomes["r"].error
+    assert world.nodes["bank"].machine.open_handlers == 0
+    world.crash("bank")
+
+
 def test_a_bad_call_from_outside_never_reaches_the_log(world: World) -> None:
     length = len(world.nodes["bank"].log)
     with pytest.raises(UsageError, match="no @impulse method 'depost'; did you mean 'deposit'"):
@@ -290,6 +312,8 @@ def test_a_bad_call_from_outside_never_reaches_the_log(world: World) -> None:
         world.ask("bank", "deposit", "a", "five")
     with pytest.raises(UsageError, match="missing a required argument"):
         world.ask("bank", "deposit")
+    with pytest.raises(UsageError, match="deposit: can't serialize ints"):
+        world.ask("bank", "deposit", "a", 1 << 64)
     assert len(world.nodes["bank"].log) == length
 
 

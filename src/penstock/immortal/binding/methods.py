@@ -155,13 +155,14 @@ class Bound(Generic[P, R]):
 class Call(Generic[R]):
     """A call whose answer somebody waits for: `await` it; or `start()` it now, and await it later."""
 
-    __slots__ = ("arguments", "bound", "named", "number")
+    __slots__ = ("arguments", "bound", "is_awaited", "named", "number")
 
     def __init__(self, bound: Bound[..., R], arguments: tuple[object, ...], named: dict[str, object]) -> None:
         self.bound = bound
         self.arguments = arguments
         self.named = named
         self.number = 0
+        self.is_awaited = False
         current().created(self)
 
     def start(self) -> Self:
@@ -171,6 +172,12 @@ class Call(Generic[R]):
         return self
 
     def __await__(self) -> Generator[Call[R], object, R]:
+        if self.is_awaited:
+            raise ImmortalError(
+                f"a call of {self.bound.method.name} was awaited twice: its answer comes once",
+                hint="keep the answer in a variable",
+            )
+        self.is_awaited = True
         return cast("R", (yield self.start()))
 
 

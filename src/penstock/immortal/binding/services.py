@@ -228,7 +228,7 @@ class Services:
             else:
                 encoded = method.signature.encode(tuple(cast("list[object]", arguments)), {})
             method.signature.decode(encoded)
-        except (TypeError, msgspec.DecodeError) as error:
+        except (TypeError, OverflowError, RecursionError, msgspec.DecodeError) as error:
             raise UsageError(f"{name}: {error}") from error
         self._send(ASK, Ask(now, request, key, name, encoded))
 
