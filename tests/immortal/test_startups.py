@@ -14,6 +14,7 @@ import pytest
 from tests.immortal.lb import App, Lb, _connect, fork
 from tests.servers.ports import free_port
 
+from penstock.base.errors import PenstockError
 from penstock.immortal import about, checkpoints, journals, pace, turns, watching
 from penstock.immortal.checkpoints import Entry, MissingCheckpointError
 from penstock.immortal.coordinator import Asked, Coordinator, FatalError, Options, fatal
@@ -684,6 +685,39 @@ def test_an_upgrading_secondary_takes_over_and_old_ones_end(broker: str) -> None
                 assert "control 2" not in new.lb.seen
 
     scenario(broker, test, "upgrading")
+
+
+def test_a_log_that_cannot_be_written_ends_the_coordinator_and_the_next_start_goes_on(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = AsyncClient.append
+
+    async def full(self: AsyncClient, journal: str, content: Any, **more: Any) -> Appended:
+        if journal.endswith("/log") and content:
+            raise PenstockError("the broker refused: [Errno 28] No space left on device")
+        return await append(self, journal, content, **more)
+
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, options) as one:
+            one_call = 3
+            await one.until(lambda: "record 0" in one.lb.seen)
+            one.add(one_call)
+            await one.until(lambda: one.app.state["sum"] == one_call)
+            with monkeypatch.context() as patched:
+                patched.setattr(AsyncClient, "append", full)
+                one.add(5)
+                with pytest.raises(PenstockError, match="No space left") as raised:
+                    await one.until(lambda: False)
+            ended = fatal(raised.value)
+            assert ended is not None
+            assert ended.code == 5
+            assert one.app.state["sum"] == one_call
+        async with instance(place, options) as one:
+            await one.until(lambda: one.lb.is_primary)
+            one.add(7)
+            await one.until(lambda: one.app.state["sum"] == one_call + 7)
+
+    scenario(broker, test, "full")
 
 
 @pytest.mark.parametrize("is_gone_seen", [True, False])

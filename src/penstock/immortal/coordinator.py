@@ -403,5 +403,6 @@ def fatal(error: BaseException) -> FatalError | None:
         return FatalError(3, f"{error}; {error.hint}")
     if isinstance(error, PenstockError):
         text = f"{error}; {error.hint}" if error.hint else str(error)
-        return FatalError(5 if isinstance(error, JournalError) else 0, text)
+        unwritten = isinstance(error, (JournalError, journals.UnwrittenError))
+        return FatalError(5 if unwritten else 0, text)
     return None

@@ -52,6 +52,10 @@ Again = Callable[[], Awaitable[None]]
 T = TypeVar("T")
 
 
+class UnwrittenError(PenstockError):
+    """The broker could not write: there is no room, say. What was appended may be there or not."""
+
+
 async def steadily(reach: Again, ask: Callable[[], Awaitable[T]]) -> T:
     """Ask again while brokers come and go; only for what may be asked twice."""
     deadline = time.monotonic() + OUTAGE
@@ -209,6 +213,8 @@ class Fenced:
                 if found is not None:
                     return found
                 continue
+            except PenstockError as error:
+                raise UnwrittenError(str(error), hint=error.hint) from error
             self._own.require_registers(landed.registers)
             self.end = landed.end
             self.last_contact = time.monotonic()
