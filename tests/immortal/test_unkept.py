@@ -25,6 +25,7 @@ class Careless(Immortal):
 
     now_at: Point = Point(1, 2)
     points: dict[str, Point] = field(dict)
+    places: dict[tuple[int, int], str] = field(dict)
     whatever: Any = None
     rings: int = 0
 
@@ -59,6 +60,10 @@ class Careless(Immortal):
     @impulse
     def rings_in(self, seconds: str) -> int:
         return self.after(Decimal(seconds), self.ring)  # type: ignore[arg-type]
+
+    @impulse
+    def puts(self) -> None:
+        self.places[1, 2] = "x"
 
     @impulse
     def ring(self) -> None:
@@ -133,6 +138,14 @@ def test_a_timer_of_a_decimal_comes_back(world: World) -> None:
         world.now += 2
     comes_back(world)
     assert world.nodes["a"].machine.instance.__dict__["_values"]["rings"] == 1
+
+
+def test_a_state_with_keys_that_json_has_not_is_kept_and_shown(world: World) -> None:
+    world.ask("a", "puts")
+    comes_back(world)
+    shown = world.nodes["a"].machine.state()
+    assert isinstance(shown, dict)
+    assert shown["places"] == {"(1, 2)": "x"}
 
 
 @pytest.mark.parametrize("what", ["large", "no text", "no value"])

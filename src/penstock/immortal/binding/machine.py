@@ -467,10 +467,9 @@ class Machine(Handlers):
             self.services.mark(now, all=True)
 
     def state(self) -> object:
-        """The declared fields but for custom ones, as plain values."""
-        return msgspec.to_builtins(
-            msgspec.msgpack.decode(snapshot.state_bytes(self.spec, self.instance)), str_keys=True
-        )
+        """The declared fields but for custom ones, as JSON has them; keys that are no text there become one."""
+        plain = msgspec.msgpack.decode(snapshot.state_bytes(self.spec, self.instance))
+        return msgspec.json.decode(msgspec.json.encode(plain, enc_hook=str))
 
     def _fingerprint(self, limit: int | None) -> int | None:
         return fields.fingerprint(self.spec, self.instance.__dict__["_values"], limit)
