@@ -239,6 +239,21 @@ def test_a_sink_that_an_operator_took_by_mistake_goes_on_unless_it_may_have_been
     assert here.held().commit.watermark == (30 if alone else 0)
 
 
+def test_a_query_that_spark_does_not_stop_holds_up_no_run(
+    here: ByHand, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run that was told to end waited for it, for ever."""
+    monkeypatch.setattr(supervisor, "_SPARKS_PATIENCE", 0.05)
+    batches, ended = Batches(here), threading.Event()
+    batches.sink._query = SimpleNamespace(stop=ended.wait)  # type: ignore[assignment]
+    stopping = threading.Thread(target=batches.sink.stop, args=[1.0], daemon=True)
+    stopping.start()
+    stopping.join(PATIENCE)
+    assert (stopping.is_alive(), batches.sink.state) == (False, "done")
+    assert "has not stopped a query" in caplog.text
+    ended.set()
+
+
 def test_what_was_staged_behind_a_batch_that_failed_is_not_published(here: ByHand) -> None:
     batches = Batches(here)
     batches.target.errors.append(RefusedError("no"))

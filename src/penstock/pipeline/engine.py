@@ -134,6 +134,16 @@ class Engine:
         except (Py4JError, OSError):
             return False
 
+    def is_deaf(self) -> bool:
+        """Whether the JVM can call this process no more, so that no batch will ever begin.
+
+        Py4J's thread that takes its calls ends for good when it cannot open a socket for one.
+        """
+        assert self.spark is not None
+        server = getattr(self.spark.sparkContext._gateway, "_callback_server", None)
+        thread: threading.Thread | None = getattr(server, "thread", None)
+        return thread is not None and not thread.is_alive()
+
     def stop(self) -> None:
         lake.withdraw(self.start)
         try:

@@ -343,6 +343,11 @@ class _Run:
             return
         if not self._engine.alive():
             raise _spark_gone()
+        if self._engine.is_deaf():
+            raise PenstockError(
+                "Spark cannot call this process any more",
+                hint="too many files were open, most likely: raise the limit (`ulimit -n`), and run it again",
+            )
         keep = self._every("offsets", self._pipeline.settings.offset_interval)
         for sink in self._sinks:
             sink.tend(self._engine.spark, self._ingest.given)

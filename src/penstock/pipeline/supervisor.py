@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PATIENCE = 5.0
+_SPARKS_PATIENCE = 15.0
+"""Seconds for Spark to stop a query between two batches, which takes it a fraction of one."""
 _RATE_WINDOW = 5.0
 _BATCHES_TOLD = 10
 _CATCH_UP = 5000
@@ -401,8 +403,17 @@ class SupervisedSink:
 
 
 def _stop(query: StreamingQuery) -> None:
-    with suppress(Py4JError, OSError):  # the JVM may have gone already
-        query.stop()
+    """Stop a query, and wait for that as long as it should take: a JVM that waits itself must not hold up the run."""
+
+    def stop() -> None:
+        with suppress(Py4JError, OSError):  # the JVM may have gone already
+            query.stop()
+
+    stopping = threading.Thread(target=stop, name="stop-query", daemon=True)
+    stopping.start()
+    stopping.join(_SPARKS_PATIENCE)
+    if stopping.is_alive():
+        log.warning("Spark has not stopped a query within %.0f s", _SPARKS_PATIENCE)
 
 
 def _set_apart(
