@@ -21,6 +21,7 @@ from penstock.immortal.binding.shell import HOST, CoordinatorGoneError, Shell
 
 _RANGE = range(12_000, 32_000)
 """Below the ports that systems give out by themselves: nobody gets one of these between a look and its use."""
+_PORT_POLL = 0.5  # seconds
 _ENDING = 10.0  # seconds
 
 
@@ -56,6 +57,22 @@ def coordinator_command(name: str, ports: tuple[int, int], place: str, more: Seq
     ]  # fmt: skip
 
 
+async def listening(ingress: Ingress, host: str, port: int, tell: Callable[[str], None]) -> None:
+    """Take calls from outside until cancelled. A port that another one has is told once, and waited for.
+
+    The primary before this one may have it for a moment, so it is no reason to end.
+    """
+    told = False
+    while True:
+        try:
+            await ingress.serve(host, port, lambda at: tell(f"HTTP on {host}:{at}"))
+        except OSError as error:
+            if not told:
+                tell(f"cannot listen on {host}:{port}, trying again: {os.strerror(error.errno or 0)}")
+            told = True
+        await asyncio.sleep(_PORT_POLL)
+
+
 def run(
     plan: Plan,
     ports: tuple[int, int],
@@ -71,8 +88,7 @@ def run(
             return None
         ingress = Ingress(shell, token=plan.token)
         host, port = plan.http
-        serving = ingress.serve(host, port, lambda at: tell(f"HTTP on {host}:{at}"))
-        return asyncio.create_task(serving, name="ingress")
+        return asyncio.create_task(listening(ingress, host, port, tell), name="ingress")
 
     async def main() -> None:
         shell = Shell(machine, on_primary=primary)
