@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,22 @@ def test_what_is_wrong_is_told_at_once(
     result = CliRunner().invoke(cli, ["console", *arguments])
     assert result.exit_code == 2
     assert complaint in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [(["console"], "--listen"), (["run", "shop.py", "--once", "--console"], "--console-listen")],
+)
+def test_a_port_that_is_taken_is_told_with_the_option_that_names_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], option: str
+) -> None:
+    stuck(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        refused = CliRunner().invoke(cli, [*command, "--data-dir", "data", option, listen])
+    assert refused.exit_code == 2
+    assert f"cannot listen on {listen}" in refused.stderr
+    assert f"give another {option} HOST:PORT" in refused.stderr

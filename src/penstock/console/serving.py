@@ -95,8 +95,9 @@ async def serve(
         try:
             await site.start()
         except OSError as error:
+            option = "--console-listen" if run else "--listen"
             raise UsageError(
-                f"cannot listen on {door.listen}: {error.strerror}", hint="give another --listen HOST:PORT"
+                f"cannot listen on {door.listen}: {error.strerror}", hint=f"give another {option} HOST:PORT"
             ) from None
         lookout.start()
         try:
