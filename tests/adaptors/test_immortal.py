@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from penstock.adaptors.base import Adaptor, SinkPosition
 from penstock.adaptors.immortal.source import ImmortalSource, Page
 from penstock.base.errors import UsageError
 from penstock.immortal.binding.outside import Outside
+from penstock.log.message import MessageOffset, Mode, Resume
 from penstock.testing.adaptors import Can, Row, SinkConformance, SourceConformance
 from penstock.testing.adaptors.aspects import Aspect, aspect
 from penstock.testing.adaptors.bench import FEW, Bench, pour
@@ -172,3 +174,30 @@ def test_a_target_of_another_generation_takes_nothing(local: Local) -> None:
     with pytest.raises(UsageError, match=r"generation 1 of sink 'shop\.bank' is over"):
         publisher.publish([], SinkPosition("log", 1, 20))
     publisher.close()
+
+
+def test_what_a_filter_leaves_out_does_not_stop_the_next_run(local: Local) -> None:
+    """It is taken from the instance like the rest: the log has to know how far that went."""
+    resume: dict[str, Resume] = {}
+
+    def run() -> list[bytes]:
+        found: list[bytes] = []
+        source = ImmortalSource(a.immortal(uri=f"127.0.0.1:{local.port}", token=TOKEN, tail=False))
+        for batch in source.read(lambda ns: ns == "wanted", resume, threading.Event()):
+            found += [message.data for message in batch.messages]
+            for ns, position in batch.positions.items():
+                is_copied = ns in batch.completed or (ns in resume and resume[ns].mode is Mode.SYNC)
+                resume[ns] = Resume(Mode.SYNC if is_copied else Mode.COPY, position, MessageOffset(-1))
+            source.logged(batch)
+        return found
+
+    for ns in ("wanted", "other"):
+        local.call("open", ns)
+    local.call("write_texts", "wanted", ['{"id":1}'])
+    assert run() == [b'{"id":1}']
+    local.call("write_texts", "other", ['{"id":2}', '{"id":3}'])
+    assert run() == []
+    assert local.machine is not None
+    assert not local.machine.runtime.outbox
+    local.call("write_texts", "wanted", ['{"id":4}'])
+    assert run() == [b'{"id":4}']

@@ -148,9 +148,12 @@ class ImmortalSource(Source):
         ]
         after = page.messages[-1].number
         position: Position = {"number": after, "instance": page.instance, "end": end}
-        batch = Batch(messages, dict.fromkeys(sorted({one.ns for one in messages}), position))
-        with self._lock:
-            self._given[id(batch)] = after
+        # What nobody wants is passed as well, and taken back like the rest: the next start is to know.
+        names = {one.ns for one in messages} or {ns for ns in following if accept(ns)}
+        batch = Batch(messages, dict.fromkeys(sorted(names), position))
+        if names:
+            with self._lock:
+                self._given[id(batch)] = after
         return batch
 
 
