@@ -23,7 +23,7 @@ from penstock.immortal.place import Place, opened
 from penstock.immortal.starting import Debug, serve
 from penstock.immortal.streams import Hello, Welcome, connected, line, read_line
 from penstock.immortal.wire import Call, CorruptWireError, MessageType, RpcType, encode_message
-from penstock.journal.client import AsyncClient, FencedError, TimedOutError
+from penstock.journal.client import AsyncClient, BrokerGoneError, FencedError, TimedOutError
 from penstock.journal.client.answers import Appended
 from penstock.journal.embedded import EmbeddedBroker
 
@@ -685,6 +685,31 @@ def test_an_upgrading_secondary_takes_over_and_old_ones_end(broker: str) -> None
                 assert "control 2" not in new.lb.seen
 
     scenario(broker, test, "upgrading")
+
+
+def test_a_broker_that_ends_right_after_it_answered_ends_no_start(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a coordinator that was killed lives a moment longer; another one's takes its place."""
+    listed = AsyncClient.list
+    answers: list[bool] = []
+
+    async def ends(self: AsyncClient, *arguments: Any, **named: Any) -> Any:
+        answers.append(len(answers) != 1)
+        if not answers[-1]:
+            raise BrokerGoneError("the broker does not answer")
+        return await listed(self, *arguments, **named)
+
+    async def test(place: Place, options: Options) -> None:
+        monkeypatch.setattr(AsyncClient, "list", ends)
+        async with instance(place, options) as one:
+            await one.until(lambda: "record 0" in one.lb.seen)
+        answers.clear()
+        async with instance(place, options, Debug(1)) as again:
+            await again.until(lambda: "record 0" in again.lb.seen)
+        assert answers.count(False) == 1
+
+    scenario(broker, test, "ends-early")
 
 
 def test_a_log_that_cannot_be_written_ends_the_coordinator_and_the_next_start_goes_on(

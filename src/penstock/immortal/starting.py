@@ -61,8 +61,10 @@ async def serve(options: Options, place: Place, tell: Tell, debug: Debug | None 
     await place.reach()
     if debug is None:
         name, replication, store = options.name, options.replication, options.store
-        await journals.ensure(place.client, name, replication=replication, store=store)
-    elif options.name not in await journals.instances(place.client):
+        await steadily(
+            place.reach, lambda: journals.ensure(place.client, name, replication=replication, store=store)
+        )
+    elif options.name not in await steadily(place.reach, lambda: journals.instances(place.client)):
         raise FatalError(2, f"there is no instance {options.name} to re-run")
     receive, send = options.receive_port, options.send_port
     binding = await Binding.accepted(
@@ -151,7 +153,8 @@ class Life:
 
     async def replay_only(self, debug: Debug) -> None:
         """Re-run from a checkpoint, and follow the log; nothing is claimed, nothing is written."""
-        there = await checkpoints.catalogue(self._client, self._options.name)
+        name, reach = self._options.name, self._coordinator.place.reach
+        there = await steadily(reach, lambda: checkpoints.catalogue(self._client, name))
         entry = checkpoints.chosen(there, self._options.name, debug.checkpoint)
         self._coordinator.is_muted = True
         await self._load(entry)
