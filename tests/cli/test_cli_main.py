@@ -153,6 +153,23 @@ def test_an_unforeseen_error_is_told_shortly_and_in_full_when_asked(tmp_path: Pa
         assert "Traceback" in full.stderr
 
 
+LOADING = """
+import sys
+class Interrupt:
+    def find_spec(self, name, *rest):
+        if name == "penstock.cli":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from penstock.__main__ import main
+main()
+"""
+
+
+def test_an_interrupt_while_modules_are_loaded_ends_as_any_other(tmp_path: Path) -> None:
+    ended = penstock_process("about", cwd=tmp_path, code=LOADING)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
 def test_an_interrupt_ends_with_130(tmp_path: Path) -> None:
     assert penstock_process("about", cwd=tmp_path, code=failing("KeyboardInterrupt")).returncode == 130
 
