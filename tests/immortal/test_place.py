@@ -15,6 +15,11 @@ from penstock.immortal.coordinator import Options
 from penstock.immortal.place import opened
 
 
+def brokers(data: Path) -> list[psutil.Process]:
+    """Those that this process has started for a directory."""
+    return [one for one in psutil.Process().children() if str(data) in one.cmdline()]
+
+
 def test_when_the_owner_of_the_directory_ends_the_others_go_on(tmp_path: Path) -> None:
     async def test() -> None:
         async with AsyncExitStack() as owner:
@@ -35,17 +40,14 @@ def test_when_the_owner_of_the_directory_ends_the_others_go_on(tmp_path: Path) -
 
 
 def test_one_broker_is_started_and_ends_with_who_started_it(tmp_path: Path) -> None:
-    data = str(tmp_path / "data")
-
-    def brokers() -> list[psutil.Process]:
-        return [one for one in psutil.Process().children() if data in one.cmdline()]
+    data = tmp_path / "data"
 
     async def test() -> None:
-        async with opened(data):
-            [broker] = brokers()
+        async with opened(str(data)):
+            [broker] = brokers(data)
             await asyncio.sleep(0.5)  # it is kept as well as waited for: both have had their turn
-            assert brokers() == [broker]
-        assert not brokers()
+            assert brokers(data) == [broker]
+        assert not brokers(data)
 
     asyncio.run(test())
 
@@ -63,4 +65,5 @@ def test_a_directory_that_no_broker_can_own_is_refused_before_one_is_started(tmp
                 pass
 
     asyncio.run(asyncio.wait_for(test(), 10))
-    assert not psutil.Process().children()
+    assert not brokers(mine / "data")
+    assert not brokers(tmp_path)
