@@ -174,7 +174,7 @@ class SupervisedSink:
                 self.state = self._how_it_runs(end)
                 return
             # A batch failed that was published beside the query, and maybe no other comes to tell it.
-            _stop(self._query)
+            _stop(self._query, _SPARKS_PATIENCE)
         if self._query is not None:
             if self._batches.busy:
                 return
@@ -310,10 +310,8 @@ class SupervisedSink:
             ended = True
         if not ended:
             log.warning("sink %s: a batch did not end within %.0f s", self.node.name, patience)
-        if query is not None and ended:
-            _stop(query)
-        elif query is not None:
-            threading.Thread(target=_stop, args=[query], name=f"stop-{self.node.name}", daemon=True).start()
+        if query is not None:
+            _stop(query, _SPARKS_PATIENCE if ended else 0.0)
         return ended
 
     def _halt(self) -> None:
@@ -402,7 +400,7 @@ class SupervisedSink:
         return sum(count for _, count in recent) / _RATE_WINDOW
 
 
-def _stop(query: StreamingQuery) -> None:
+def _stop(query: StreamingQuery, patience: float) -> None:
     """Stop a query, and wait for that as long as it should take: a JVM that waits itself must not hold up the run."""
 
     def stop() -> None:
@@ -411,9 +409,9 @@ def _stop(query: StreamingQuery) -> None:
 
     stopping = threading.Thread(target=stop, name="stop-query", daemon=True)
     stopping.start()
-    stopping.join(_SPARKS_PATIENCE)
-    if stopping.is_alive():
-        log.warning("Spark has not stopped a query within %.0f s", _SPARKS_PATIENCE)
+    stopping.join(patience)
+    if patience and stopping.is_alive():
+        log.warning("Spark has not stopped a query within %.0f s", patience)
 
 
 def _set_apart(
