@@ -312,6 +312,22 @@ def test_namespaces_that_differ_in_case_alone_are_not_one_table(
     assert (finding.fatal, finding.fix) == (True, "give one of them another name with the function `remap`")
 
 
+def test_whose_a_table_is_is_remembered_though_the_first_batch_for_it_was_refused(
+    target: SqliteTarget, tmp_path: Path
+) -> None:
+    target.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY CHECK (id > 0))")
+    first = Writer(target, tmp_path)
+    with pytest.raises(RefusedError, match="CHECK"):
+        first.write(sent("Orders", id=-1))
+    first.write(sent("Orders", id=1))
+    first.publisher.close()
+    second = Writer(target, tmp_path)
+    second.end = first.end
+    with pytest.raises(UsageError, match="has the rows of 'Orders'"):
+        second.write(sent("orders", id=1))
+    second.publisher.close()
+
+
 def test_two_runs_on_one_file_do_not_both_write(target: SqliteTarget, writer: Writer) -> None:
     writer.write(sent("orders", id=1))
     second = writer.sink.publisher()

@@ -172,17 +172,19 @@ class SqlitePublisher(Publisher):
         connection, at = self._connection, self._at
         if connection is None or at is None:
             raise PenstockError(f"{self._options.path} is not open")
+        owners = dict(self._owners)
         with telling(self._options.path), _transaction(connection):
             with faults.step("sqlite position"):
                 self._move(connection, at, position)
             with faults.step("sqlite apply"):
                 for batch in read_parts(parts):
+                    self._own(connection, owners, set(batch.column("ns").to_pylist()))
                     for run in runs(self._changes(connection, batch)):
                         _apply(connection, self._known(connection, run.table), run)
             commit = faults.step("sqlite commit")
             commit.__enter__()
         commit.__exit__(None, None, None)
-        self._at = position
+        self._at, self._owners = position, owners
 
     def close(self) -> None:
         connection, self._connection, self._at = self._connection, None, None
@@ -191,7 +193,6 @@ class SqlitePublisher(Publisher):
 
     def _changes(self, connection: sqlite3.Connection, batch: pa.RecordBatch) -> Iterator[Change]:
         rows = list(_rows(batch))
-        self._own(connection, {ns for ns, _, _ in rows})
         self._grow(connection, rows)
         tables = {ns: self._known(connection, ns) for ns in {ns for ns, _, _ in rows}}
         for ns, origin, row in rows:
@@ -203,15 +204,15 @@ class SqlitePublisher(Publisher):
             if change is not None:
                 yield change
 
-    def _own(self, connection: sqlite3.Connection, namespaces: set[str]) -> None:
+    def _own(self, connection: sqlite3.Connection, owners: dict[str, str], namespaces: set[str]) -> None:
         """Have tables for these namespaces alone; recorded with the rows."""
-        before = len(self._owners)
+        before = len(owners)
         for ns in sorted(namespaces):
-            owner = self._owners.setdefault(folded(ns), ns)
+            owner = owners.setdefault(folded(ns), ns)
             if owner != ns:
                 raise UsageError(shared(ns, owner), hint=OTHER_TABLE)
-        if len(self._owners) > before:
-            told = msgspec.json.encode(self._owners).decode()
+        if len(owners) > before:
+            told = msgspec.json.encode(owners).decode()
             connection.execute(
                 f"UPDATE {POSITIONS} SET owners = ? WHERE sink = ?", [told, self._options.name]
             )
