@@ -196,6 +196,15 @@ def test_a_followed_directory_whose_files_change_places_is_told(tmp_path: Path, 
         read(followed)
 
 
+def both_read(file: Path) -> Lines:
+    """A file of two lines that is followed, and was read to its end."""
+    appended(file, b"one\ntwo\n")
+    lines = Lines(file, follow=True)
+    lines.seek(None)
+    assert len(read(lines) or ()) == 2
+    return lines
+
+
 @pytest.mark.parametrize(
     ("change", "told"), [("cut", "has 2 bytes now"), ("replaced", "is another file now")]
 )
@@ -203,10 +212,7 @@ def test_a_followed_file_that_is_cut_or_replaced_is_told_and_not_waited_for(
     tmp_path: Path, change: str, told: str
 ) -> None:
     file = tmp_path / "f"
-    appended(file, b"one\ntwo\n")
-    lines = Lines(file, follow=True)
-    lines.seek(None)
-    assert len(read(lines) or ()) == 2
+    lines = both_read(file)
     assert read(lines) == []
     if change == "cut":
         os.truncate(file, 2)
@@ -224,10 +230,7 @@ def test_a_file_that_was_replaced_while_no_worker_was_there_is_told(
 ) -> None:
     """What was read in this process is known; else a new file shows by having no line's end at the point."""
     file = tmp_path / "f"
-    appended(file, b"one\ntwo\n")
-    lines = Lines(file, follow=True)
-    lines.seek(None)
-    assert len(read(lines) or ()) == 2
+    lines = both_read(file)
     file.rename(tmp_path / "f.1")
     if same_process:
         appended(file, b"another\nand more\n")
