@@ -137,8 +137,8 @@ class Bank:
 
     def _logged(self) -> int:
         """How many megabytes the data directory has."""
-        sizes = [path.stat().st_size for path in (self.place / "data").rglob("*.spool") if path.exists()]
-        return sum(sizes) >> 20
+        taken = [path.stat().st_blocks for path in (self.place / "data").rglob("*.spool") if path.exists()]
+        return sum(taken) * 512 >> 20
 
     def log(self) -> str:
         return (self.place / f"run-{self.runs}.log").read_text()[-4000:]

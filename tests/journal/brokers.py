@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from penstock.base.disk import Disk, DiskFile
+from penstock.journal import spoollayout
 from penstock.journal.append import AppendMachine
 from penstock.journal.broker import Broker, BrokerOptions
 from penstock.journal.claims import EVERYTHING
@@ -25,6 +26,7 @@ from penstock.journal.protocol import (
     Status,
 )
 from penstock.journal.replica import Replica
+from penstock.journal.spoolrecord import SLOTS_BYTES
 from penstock.log.commitlog import journal_spec
 
 JOURNAL = "a/journal"
@@ -184,6 +186,10 @@ class HookedDisk(Disk):
         self.take("rename", target)
         super().rename(source, target)
 
+    def link(self, source: Path, target: Path) -> None:
+        self.take("link", target)
+        super().link(source, target)
+
     def remove(self, path: Path) -> None:
         self.take("remove", path)
         super().remove(path)
@@ -216,8 +222,17 @@ class Streaming:
         self._messages.put_nowait(None)
 
 
+def as_earlier(path: Path) -> Path:
+    """A spool file as earlier versions wrote it: the commit records first."""
+    whole = path.read_bytes()
+    room = len(whole) - SLOTS_BYTES
+    earlier = path.with_name(path.name.replace(spoollayout.OPEN, spoollayout.SUFFIX))
+    earlier.write_bytes(whole[room:] + whole[:room].rstrip(b"\0"))
+    return earlier
+
+
 def spool_named(begin: int) -> str:
-    return f"{begin:016x}.spool"
+    return f"{begin:016x}.open.spool"
 
 
 def open_files(root: Path) -> set[str]:

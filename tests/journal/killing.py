@@ -38,9 +38,20 @@ from penstock.journal.client import (
 from penstock.journal.fragment import Codec
 from penstock.journal.labels import label_set
 from penstock.journal.protocol import AppendRequest, ApplyRequest, Status
+from penstock.journal.spoollayout import FIRST_ROOM
 from penstock.log.commitlog import journal_spec
 
-STEPS = {"recover": 4, "commit": 60, "roll": 40, "close": 40, "transact": 40, "trim": 15}
+STEPS = {
+    "recover": 4,
+    "commit": 60,
+    "move": 2,
+    "roll": 40,
+    "close": 40,
+    "whole": 8,
+    "adopt": 8,
+    "transact": 40,
+    "trim": 15,
+}
 """Every step of a broker that a crash may interrupt, and at which time that it is entered, at the latest."""
 
 STREAMED, WHOLE, BATCHED, SUSPENDED = "kill/streamed", "kill/whole", "kill/batched", "kill/suspended"
@@ -280,9 +291,9 @@ class Loop:
 
 
 def create_journals(client: Client) -> None:
-    """Small fragments, so that they close often, in every codec."""
+    """Small fragments, so that they close often, in every codec; those of one journal outgrow their first room."""
     for name, codec in CODECS.items():
-        spec = journal_spec(name, 30_000, {})
+        spec = journal_spec(name, 2 * FIRST_ROOM if name == STREAMED else 30_000, {})
         spec.fragment.compression_codec = codec.to_proto()
         client.create(spec)
 

@@ -57,6 +57,10 @@ class StepDisk(Disk):
         self.take("rename", target)
         super().rename(source, target)
 
+    def link(self, source: Path, target: Path) -> None:
+        self.take("link", target)
+        super().link(source, target)
+
     def remove(self, path: Path) -> None:
         self.take("remove", path)
         super().remove(path)

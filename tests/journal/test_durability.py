@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -17,11 +18,11 @@ from typing import NamedTuple
 import pytest
 
 from penstock.base.disk import Disk
-from penstock.journal import spoolfile
+from penstock.journal import spoolfile, spoollayout
 from penstock.journal.append import AppendMachine
 from penstock.journal.broker import Broker
 from penstock.journal.datadir import DataDir
-from penstock.journal.fragment import Codec
+from penstock.journal.fragment import Codec, parse_path
 from penstock.journal.localspool import JournalFailedError
 from penstock.journal.protocol import (
     AppendRequest,
@@ -31,7 +32,6 @@ from penstock.journal.protocol import (
     RollRequest,
     TrimRequest,
 )
-from penstock.journal.spoolfile import CONTENT_AT
 from penstock.log.commitlog import journal_spec
 from penstock.testing.powerloss import (
     BrokenPromiseError,
@@ -82,8 +82,14 @@ IN_DOUBT = 500
 """An append that failed. It may be there if nothing came after it, since nobody was told that it is not."""
 
 
+UNIT = 600
+"""Bytes of an append."""
+LENGTH = 1024
+"""Of a fragment, at least."""
+
+
 def content_of(number: int) -> bytes:
-    return b"%03d" % number * 200
+    return b"%03d" % number * (UNIT // 3)
 
 
 async def open_broker(disk: Disk, root: Path) -> Broker:
@@ -91,7 +97,7 @@ async def open_broker(disk: Disk, root: Path) -> Broker:
     directory = DataDir(root / "data")
     broker = Broker(directory, directory.create(disk), disk)
     if JOURNAL not in broker._replicas:
-        await create(broker, JOURNAL)
+        await create(broker, JOURNAL, LENGTH)
     await listed(broker)
     return broker
 
@@ -131,8 +137,8 @@ def go_on(disk: RecordingDisk, root: Path, *, store: bool = True) -> None:
         disk.mark(Created(JOURNAL))
         head = replica(broker).write_head
         if head:
-            disk.mark(Acknowledged(head // 600 - 1, head))
-        for number in range(head // 600, head // 600 + 2):
+            disk.mark(Acknowledged(head // UNIT - 1, head))
+        for number in range(head // UNIT, head // UNIT + 2):
             disk.mark(Acknowledged(number, await append_number(broker, number)))
         if store:
             await persisted(broker)
@@ -162,6 +168,7 @@ def verify(root: Path, marks: Sequence[Mark]) -> None:
     directory = DataDir(root / "data")
     for made in marked(marks, Made):
         assert directory.version().id == made.id
+    verify_stored(directory.fragments / JOURNAL)
 
     async def look() -> None:
         broker = Broker(directory, directory.create(Disk()), Disk())
@@ -175,6 +182,13 @@ def verify(root: Path, marks: Sequence[Mark]) -> None:
     asyncio.run(look())
 
 
+def verify_stored(folder: Path) -> None:
+    """What has its name in the store is what the name says, and nothing more."""
+    for path in folder.rglob("*-*-*"):
+        fragment = parse_path(JOURNAL, path.name, backing_store="file:///", mod_time=1)
+        assert fragment.codec is not Codec.NONE or hashlib.sha1(path.read_bytes()).digest() == fragment.sum
+
+
 async def verify_content(broker: Broker, promised: Sequence[Acknowledged]) -> None:
     journal = replica(broker)
     await listed(broker)
@@ -182,14 +196,14 @@ async def verify_content(broker: Broker, promised: Sequence[Acknowledged]) -> No
     assert head >= max((promise.end for promise in promised), default=0)
     content = await everything_in(broker)
     assert len(content) == head, "committed bytes are missing"
-    numbers = [int(content[at : at + 3]) for at in range(0, head, 600)]
+    numbers = [int(content[at : at + 3]) for at in range(0, head, UNIT)]
     assert content == b"".join(map(content_of, numbers)), "an append is visible in part"
     known = numbers[:-1] if numbers[-1:] == [IN_DOUBT] else numbers
     assert sorted(known) == list(range(len(known))), "an append is there twice, or one is missing"
     if numbers:
         values = {label.name: label.value for label in journal.spool.registers.labels}
         assert values == {"number": str(numbers[-1])}, "the registers are not those of the last append"
-    assert await append_number(broker, 999) == head + 600
+    assert await append_number(broker, 999) == head + UNIT
 
 
 def test_acknowledged_appends_survive_power_loss() -> None:
@@ -243,17 +257,66 @@ def test_power_loss_during_recovery_from_power_loss() -> None:
         check(go_on, verify, seed=3, prepare=image.build, per_cut=2)
 
 
-def record_with_a_full_disk(disk: RecordingDisk, root: Path, first: int) -> None:
-    """A commit cannot be synced for want of room; when there is some the journal goes on without it."""
+def record_with_a_full_disk(disk: RecordingDisk, root: Path, first: int, *, stored: bool = True) -> None:
+    """A commit cannot be synced for want of room; when there is some the journal goes on without it.
+
+    Unless it is `stored`, the file of that commit keeps its records.
+    """
 
     async def work() -> None:
         broker = await open_broker(disk, root)
+        if not stored:
+            change = changed(Codec.NONE)
+            del change.upsert.fragment.stores[:]
+            await applied(broker, change)
         for number in range(first):
             disk.mark(Acknowledged(number, await append_number(broker, number)))
         with full(disk), pytest.raises(JournalFailedError, match="No space left"):
             await append_number(broker, IN_DOUBT)
-        await persisted(broker)
         for number in range(first, first + 2):
+            disk.mark(Acknowledged(number, await append_number(broker, number)))
+        if stored:
+            await persisted(broker)
+        await broker.close()
+
+    asyncio.run(work())
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Appends that soon need more room than a file is made with."""
+    monkeypatch.setattr(spoollayout, "FIRST_ROOM", 32 << 10)
+    monkeypatch.setitem(globals(), "UNIT", 12_000)
+    monkeypatch.setitem(globals(), "LENGTH", 60_000)
+
+
+@pytest.mark.usefixtures("little_room")
+def test_power_loss_while_commit_records_make_room_for_content() -> None:
+    checked = check(record, verify, seed=3, per_cut=4)
+    [move] = [site for site in sync_sites(checked.log) if site.function == "SpoolFile._move_slots"]
+    with pytest.raises(BrokenPromiseError):
+        check(record, verify, seed=3, per_cut=4, drop_sync=move)
+
+
+@pytest.mark.usefixtures("little_room")
+@pytest.mark.parametrize("steps", range(40, 100, 12))
+def test_a_broker_that_was_killed_while_records_made_room(steps: int) -> None:
+    check(partial(record_after_a_kill, steps=steps), verify, seed=steps, per_cut=2)
+
+
+def record_without_room_for_records(disk: RecordingDisk, root: Path) -> None:
+    """Records cannot be moved for want of room; what comes then goes into another file."""
+
+    async def work() -> None:
+        broker = await open_broker(disk, root)
+        for number in range(2):
+            disk.mark(Acknowledged(number, await append_number(broker, number)))
+        with full(disk), pytest.raises(OSError, match="No space left"):
+            await append_number(broker, IN_DOUBT)
+        for number in range(2, 6):
+            with suppress(JournalFailedError):
+                disk.mark(Acknowledged(number, await append_number(broker, number)))
+                continue
             disk.mark(Acknowledged(number, await append_number(broker, number)))
         await persisted(broker)
         await broker.close()
@@ -261,12 +324,17 @@ def record_with_a_full_disk(disk: RecordingDisk, root: Path, first: int) -> None
     asyncio.run(work())
 
 
+@pytest.mark.usefixtures("little_room")
+def test_power_loss_after_records_could_not_be_moved() -> None:
+    check(record_without_room_for_records, verify, seed=3, per_cut=3)
+
+
 @contextmanager
 def full(disk: RecordingDisk) -> Iterator[None]:
     """Syncs of content fail; nobody knows what they brought to the disk."""
 
     def fail(path: Path) -> None:
-        if path.suffix == ".spool" and path.stat().st_size > CONTENT_AT:
+        if path.suffix == ".spool" and path.read_bytes()[:1] != b"\0":
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     disk.during_sync = fail
@@ -276,7 +344,10 @@ def full(disk: RecordingDisk) -> Iterator[None]:
         disk.during_sync = None
 
 
-WITH_A_FULL_DISK = [partial(record_with_a_full_disk, first=first) for first in (0, 1, 2)]
+WITH_A_FULL_DISK = [
+    *(partial(record_with_a_full_disk, first=first) for first in (0, 1, 2)),
+    partial(record_with_a_full_disk, first=1, stored=False),
+]
 
 
 @pytest.mark.parametrize("record", WITH_A_FULL_DISK)
@@ -455,11 +526,11 @@ async def verify_trimmed(broker: Broker, marks: Sequence[Mark]) -> None:
         "deleted bytes are back"
     )
     assert begin <= wanted[-1], "more is gone than was asked for"
-    assert found == b"".join(content_of(number) for number in range(begin // 600, head // 600))
+    assert found == b"".join(content_of(number) for number in range(begin // UNIT, head // UNIT))
     assert all(answer.offset >= begin for answer in answers), "a read below did not jump forward"
     values = {label.name: label.value for label in replica(broker).spool.registers.labels}
-    assert values == ({"number": str(head // 600 - 1)} if head else {})
-    assert await append_number(broker, head // 600) == head + 600
+    assert values == ({"number": str(head // UNIT - 1)} if head else {})
+    assert await append_number(broker, head // UNIT) == head + UNIT
 
 
 def test_trims_codecs_and_changes_of_journals_survive_power_loss() -> None:

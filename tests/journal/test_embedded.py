@@ -73,9 +73,9 @@ def test_a_directory_that_was_closed_is_read_without_going_through_its_spools(
 
 
 def _noting(hashing: Callable[..., object], hashed: list[int]) -> Callable[..., object]:
-    def noting(file: object, size: int) -> object:
+    def noting(file: object, begin: int, size: int) -> object:
         hashed.append(size)
-        return hashing(file, size)
+        return hashing(file, begin, size)
 
     return noting
 
@@ -86,7 +86,7 @@ def test_a_settled_spool_that_was_changed_by_hand_takes_nothing_more(tmp_path: P
         client.append(JOURNAL, bytes(spoolfile.WORTH_SETTLING))
     [path] = broker.directory.spools(JOURNAL).iterdir()
     with path.open("r+b") as file:
-        file.seek(spoolfile.CONTENT_AT + 5)
+        file.seek(5)
         file.write(b"x")
     with connect(tmp_path / "data") as client:
         for _ in range(2):
@@ -204,10 +204,10 @@ def test_fragments_left_half_stored_are_stored_after_a_crash(tmp_path: Path) -> 
     stuck.set()
 
     class StuckDisk(Disk):
-        def rename(self, source: Path, target: Path) -> None:
+        def link(self, source: Path, target: Path) -> None:
             if stuck.is_set() and "fragments" in target.parts:
                 raise OSError(5, "Input/output error")
-            super().rename(source, target)
+            super().link(source, target)
 
     with EmbeddedBroker(tmp_path / "data", disk=StuckDisk()) as broker, Client(broker.address) as client:
         client.create(journal_spec(JOURNAL, 1024, {}))

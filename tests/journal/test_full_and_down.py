@@ -210,7 +210,7 @@ def make_room():
 with EmbeddedBroker(root / "data") as broker, Client(broker.address) as client:
     client.create(journal_spec("a/journal", 64 << 20, {}))
     if way == "limit":
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3 << 20, resource.RLIM_INFINITY))
     def append(number):
         global acknowledged
         piece = (b"%06d\\n" % number) * 9000
@@ -254,7 +254,7 @@ def filled(way: str, *command: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("way", ["mount", "limit"])
 def test_a_disk_that_is_really_full(tmp_path: Path, way: str) -> None:
-    """In a file system of 4 MiB, and with files that must not grow beyond 2."""
+    """In a file system of 4 MiB, and with files that must not grow beyond 3."""
     script = [sys.executable, "-c", FILLED, str(tmp_path), way]
     if way == "limit":
         result = filled(way, *script)

@@ -194,7 +194,7 @@ def test_a_reader_that_waits_before_a_local_fragment_goes_on_when_it_is_stored(t
         gate = Gate()
 
         def slow(step: str, path: Path) -> None:
-            if step == "rename" and "fragments" in path.parts:
+            if step == "link" and "fragments" in path.parts:
                 gate.wait()
 
         async with opened(tmp_path / "data") as broker:
@@ -257,7 +257,7 @@ def test_a_reader_whose_file_goes_into_the_store_under_it_goes_on_there(tmp_path
         gate = Gate()
 
         def slow(step: str, path: Path) -> None:
-            if step == "rename" and "fragments" in path.parts:
+            if step == "link" and "fragments" in path.parts:
                 gate.wait()
 
         async with opened(tmp_path / "data", HookedDisk(slow), length=100_000) as broker:

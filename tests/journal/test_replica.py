@@ -6,20 +6,30 @@ import asyncio
 import errno
 import threading
 from collections.abc import AsyncIterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import psutil
 import pytest
 
 from penstock.base.errors import PenstockError
-from penstock.journal import localspool
+from penstock.journal import localspool, spoollayout
 from penstock.journal.append import AppendStreamError
 from penstock.journal.batches import QUIET
 from penstock.journal.broker import BrokerOptions
 from penstock.journal.flow import FlowLimits
+from penstock.journal.fragment import Codec
 from penstock.journal.localspool import JournalFailedError
-from penstock.journal.protocol import AppendBatch, AppendBatchResult, AppendRequest
-from penstock.journal.spoolfile import RegistersTooLargeError
+from penstock.journal.protocol import (
+    AppendBatch,
+    AppendBatchResult,
+    AppendRequest,
+    ApplyRequest,
+    TrimRequest,
+)
+from penstock.journal.spoolrecord import RegistersTooLargeError
+from penstock.journal.stores import FileStore
+from penstock.log.commitlog import journal_spec
 
 from .brokers import (
     CLAIMS,
@@ -28,6 +38,8 @@ from .brokers import (
     HookedDisk,
     Streaming,
     append,
+    applied,
+    as_earlier,
     content,
     create,
     in_loop,
@@ -188,18 +200,52 @@ def test_a_roll_that_fails_at_any_step_refuses_the_append_and_the_next_one_rolls
     in_loop(test)
 
 
-@pytest.mark.parametrize("step", ["make_dir", "open", "write", "sync", "rename", "sync_dir", "remove"])
-def test_storing_a_fragment_survives_a_failure_of_any_step(tmp_path: Path, step: str) -> None:
+AS_IT_IS = (
+    ("rename", "*/#/*.whole.spool"),
+    ("sync_dir", "*/#"),
+    ("open", "*/#/*.whole.spool"),
+    ("sync", "*/#/*.whole.spool"),
+    ("make_dir", "*/fragments/*"),
+    ("link", "*/fragments/*"),
+    ("sync_dir", "*/fragments/*"),
+    ("remove", "*/#/*"),
+)
+COPIED = (
+    ("make_dir", "*/fragments/*"),
+    ("open", "*/fragments/*"),
+    ("write", "*/fragments/*"),
+    ("sync", "*/fragments/*"),
+    ("rename", "*/fragments/*"),
+    ("sync_dir", "*/fragments/*"),
+    ("remove", "*/#/*"),
+)
+
+
+@pytest.mark.parametrize(
+    ("codec", "step", "where"),
+    [*((Codec.NONE, *at) for at in AS_IT_IS), *((Codec.GZIP, *at) for at in COPIED)],
+)
+def test_storing_a_fragment_survives_a_failure_of_any_step(
+    tmp_path: Path, codec: Codec, step: str, where: str
+) -> None:
+    """Of one that goes into the store as it is, and of one that is compressed."""
+
     async def test() -> None:
         failures: list[Path] = []
+        closed: list[Path] = []
 
         def fail(taken: str, path: Path) -> None:
-            place = "#" if step == "remove" else "fragments"
-            if taken == step and place in path.parts and not failures:
+            if taken == "rename":
+                closed.append(path)
+            early = where == "*/#" and not closed  # the next spool is made first, in the same directory
+            if taken == step and fnmatch(path, where) and not early and not failures:
                 failures.append(path)
                 raise OSError(errno.EIO, "Input/output error")
 
         async with opened(tmp_path / "data", disk := HookedDisk()) as broker:
+            spec = journal_spec(JOURNAL, 1024, {})
+            spec.fragment.compression_codec = codec.to_proto()
+            await applied(broker, ApplyRequest.Change(expect_mod_revision=-1, upsert=spec))
             await append(broker, b"a" * 1200)
             disk.before = fail
             await append(broker, b"b" * 1200)
@@ -217,12 +263,122 @@ def test_storing_a_fragment_survives_a_failure_of_any_step(tmp_path: Path, step:
     in_loop(test)
 
 
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP])
+def test_where_files_have_no_second_names_fragments_are_copied(tmp_path: Path, number: int) -> None:
+    async def test() -> None:
+        def cannot(step: str, path: Path) -> None:
+            if step == "link":
+                raise OSError(number, "there are none here")
+
+        async with opened(tmp_path / "data", HookedDisk(cannot)) as broker:
+            await append(broker, b"a" * 1200)
+            await append(broker, b"b")
+            await persisted(broker)
+            assert [entry.fragment.is_local for entry in replica(broker).index] == [False, True]
+            assert await content(broker) == b"a" * 1200 + b"b"
+            assert len(list(broker.directory.spools(JOURNAL).iterdir())) == 1
+
+    in_loop(test)
+
+
+def test_a_fragment_in_a_store_elsewhere_is_copied_from_the_spool_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(FileStore, "can_adopt", lambda store, file: False)
+
+    async def test() -> None:
+        steps: list[str] = []
+        async with opened(tmp_path / "data", HookedDisk(lambda step, path: steps.append(step))) as broker:
+            await append(broker, b"a" * 1200)
+            await append(broker, b"b")
+            await persisted(broker)
+            assert await content(broker) == b"a" * 1200 + b"b"
+        assert "link" not in steps
+        assert steps.count("rename") == 2, "of the copy, and of the directory's version"
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize("awaited", ["open", "sync", "link"])
+def test_a_reader_finds_a_fragment_at_every_step_of_its_way_into_the_store(
+    tmp_path: Path, awaited: str
+) -> None:
+    async def test() -> None:
+        gate = Gate()
+
+        def slow(step: str, path: Path) -> None:
+            if step == awaited and (step == "link" or spoollayout.is_whole(path)):
+                gate.wait()
+
+        async with opened(tmp_path / "data", HookedDisk(slow)) as broker:
+            await append(broker, b"a" * 1200)
+            await append(broker, b"b")
+            await until(gate.reached.is_set)
+            for _ in range(2):
+                assert await content(broker) == b"a" * 1200 + b"b"
+            gate.open()
+            await persisted(broker)
+            assert await content(broker) == b"a" * 1200 + b"b"
+
+    in_loop(test)
+
+
+def test_a_fragment_that_is_trimmed_on_its_way_into_the_store_does_not_stay(tmp_path: Path) -> None:
+    async def test() -> None:
+        gate = Gate()
+
+        def slow(step: str, path: Path) -> None:
+            if step == "link":
+                gate.wait()
+
+        async with opened(tmp_path / "data", HookedDisk(slow)) as broker:
+            await append(broker, b"a" * 1200)
+            await append(broker, b"b")
+            await until(gate.reached.is_set)
+            await broker.trim(TrimRequest(journal=JOURNAL, offset=1200), CLAIMS)
+            gate.open()
+            await persisted(broker)
+            assert await content(broker) == b"b"
+            assert not list((tmp_path / "data/fragments" / JOURNAL).iterdir())
+            assert len(list(broker.directory.spools(JOURNAL).iterdir())) == 1
+
+    in_loop(test)
+
+
+def test_spools_of_earlier_versions_are_read_gone_on_with_and_stored(tmp_path: Path) -> None:
+    """One that is complete, and the one under construction, as they lay when the new version came."""
+
+    async def test() -> None:
+        async with opened(tmp_path / "data", HookedDisk(_never_stored)) as broker:
+            await append(broker, b"a" * 1200, registers={"number": "1"})
+            await append(broker, b"b", registers={"number": "2"})
+            folder = broker.directory.spools(JOURNAL)
+        for path in folder.iterdir():
+            as_earlier(path)
+            path.unlink()
+        async with opened(tmp_path / "data") as broker:
+            assert await content(broker) == b"a" * 1200 + b"b"
+            assert await append(broker, b"c" * 1200) == (1201, 2401)
+            assert [label.value for label in replica(broker).spool.registers.labels] == ["2"]
+            await append(broker, b"d")
+            await persisted(broker)
+            assert [path.name for path in folder.iterdir()] == [spool_named(2401)]
+            assert await content(broker) == b"a" * 1200 + b"b" + b"c" * 1200 + b"d"
+
+    in_loop(test)
+
+
+def _never_stored(step: str, path: Path) -> None:
+    if step == "rename" and spoollayout.is_whole(path):
+        raise OSError(errno.EIO, "Input/output error")
+
+
 def test_fragments_that_are_slow_to_store_do_not_hold_appends_up(tmp_path: Path) -> None:
     async def test() -> None:
         gate = Gate()
 
         def slow(step: str, path: Path) -> None:
-            if step == "rename" and "fragments" in path.parts:
+            if step == "link" and "fragments" in path.parts:
                 gate.wait()
 
         async with opened(tmp_path / "data", disk := HookedDisk()) as broker:
@@ -287,19 +443,24 @@ def test_a_failed_journal_says_so_and_comes_back_with_a_restart(tmp_path: Path) 
     in_loop(test)
 
 
+def taken(path: Path) -> int:
+    """The room that a file has on the disk."""
+    return path.stat().st_blocks * 512
+
+
 def test_a_large_append_that_is_rolled_back_gives_its_room_back(tmp_path: Path) -> None:
     async def test() -> None:
         async with opened(tmp_path / "data") as broker:
             await append(broker, b"kept")
             path = replica(broker).local.path
             assert path is not None
-            committed = path.stat().st_size
+            committed = taken(path)
             given_up = Streaming(broker)
             given_up.send(*(bytes(1 << 20) for _ in range(4)))
-            await until(lambda: path.stat().st_size > committed + (3 << 20))
+            await until(lambda: taken(path) > committed + (3 << 20))
             given_up.task.cancel()
             await asyncio.gather(given_up.task, return_exceptions=True)
-            assert path.stat().st_size == committed
+            assert taken(path) < committed + (1 << 20)
             assert await append(broker, b" and more") == (4, 13)
             assert await content(broker) == b"kept and more"
 
@@ -411,7 +572,11 @@ async def _until(results: AsyncIterator[AppendBatchResult], count: int) -> Async
         yield batch
 
 
-def test_appends_that_wait_for_the_disk_do_not_hold_their_content(tmp_path: Path) -> None:
+def test_appends_that_wait_for_the_disk_do_not_hold_their_content(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(spoollayout, "FIRST_ROOM", 1 << 30)
+
     async def test() -> None:
         gate = Gate()
 

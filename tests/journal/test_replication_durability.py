@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from penstock.base.disk import Disk
-from penstock.journal.fragment import Fragment
+from penstock.journal.fragment import Codec, Fragment
 from penstock.journal.localspool import LocalSpool, Workshop
 from penstock.journal.metrics import Metrics
 from penstock.journal.protocol import LabelSet
+from penstock.journal.spool import empty_fragment
 from penstock.journal.spoolfile import SpoolFile
 from penstock.testing.powerloss import BrokenPromiseError, Mark, RecordingDisk, check, marked, sync_sites
 
@@ -114,6 +115,34 @@ def test_what_was_recovered_is_shown_to_nobody_before_it_is_released(tmp_path: P
             again.publish(again.fragment, again.file)
             assert (seen.committed_to, again.committed_end) == (16, 16)
             again.abandon()
+
+    asyncio.run(test())
+
+
+def test_a_file_on_its_way_into_the_store_stays_when_the_one_behind_it_is_set_aside(tmp_path: Path) -> None:
+    """A crash came meanwhile; its records were cut off, and nobody else says what the registers were."""
+
+    async def test() -> None:
+        with ThreadPoolExecutor(1) as threads:
+            local = opened(Disk(), tmp_path, threads, Seen())
+            await append(local, b"first")
+            complete = local.file
+            assert complete is not None
+            await local.roll(Fragment(JOURNAL, 5, 5, bytes(20), local.fragment.codec), LabelSet())
+            await append(local, b"false")
+            complete.name_whole()
+            complete.make_whole()
+            local.abandon()
+            again = opened(Disk(), tmp_path, threads, Seen())
+            assert [file.fragment.end for file in again.files] == [5, 10]
+            await again.set_aside(5)
+            state = (again.spool.fragment, [file.fragment.end for file in again.files], again.quarantined)
+            assert state == (empty_fragment(JOURNAL, 0, Codec.NONE), [5], True)
+            once_more = opened(Disk(), tmp_path, threads, seen := Seen())
+            files = [file.fragment.end for file in once_more.files]
+            assert (once_more.spool.fragment, files, once_more.quarantined) == state
+            once_more.release(gated=True)
+            assert (seen.committed_to, [each.end for each in seen.complete]) == (5, [5])
 
     asyncio.run(test())
 

@@ -10,22 +10,24 @@ import pytest
 
 from penstock.base.disk import Buffer, Disk, DiskFile
 from penstock.base.errors import CorruptError
-from penstock.journal import spoolfile
+from penstock.journal import spoolfile, spoollayout
 from penstock.journal.fragment import Codec, Fragment
 from penstock.journal.labels import label_set
 from penstock.journal.protocol import LabelSet
 from penstock.journal.spool import Spool, empty_fragment
-from penstock.journal.spoolfile import (
-    CONTENT_AT,
+from penstock.journal.spoolfile import SpoolFile, committed_content
+from penstock.journal.spoolrecord import (
     MAX_REGISTER_BYTES,
     SLOT_BYTES,
+    SLOTS_BYTES,
     CommitRecord,
     RegistersTooLargeError,
-    SpoolFile,
-    committed_content,
     decode_record,
     encode_record,
+    encode_slots,
 )
+
+from .brokers import as_earlier
 
 JOURNAL = "a/journal"
 
@@ -40,6 +42,15 @@ def append(file: SpoolFile, spool: Spool, content: bytes, **registers: str) -> N
     spool.content(content, 0)
     spool.propose(spool.next(), label_set(registers))
     file.commit(spool.fragment, spool.registers, 17)
+
+
+ROOM = 32 << 10
+"""In these tests: so little that content soon needs more."""
+
+
+@pytest.fixture(autouse=True)
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spoollayout, "FIRST_ROOM", ROOM)
 
 
 def recovered(path: Path) -> tuple[bytes, LabelSet] | None:
@@ -128,7 +139,8 @@ def test_recovery_gives_content_registers_and_the_running_sum_back(tmp_path: Pat
     assert recovered(file.path) == (b"foobarbaz", LabelSet())
 
 
-def test_a_torn_last_append_is_cut_at_every_byte_of_content_and_record(tmp_path: Path) -> None:
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_torn_last_append_is_cut_at_every_byte_of_content_and_record(tmp_path: Path, earlier: bool) -> None:
     """Power may go at any byte of the last append; the one before it must come back, whole, or the last one."""
     file, spool = a_file(tmp_path)
     append(file, spool, b"first", AA="1")
@@ -136,31 +148,30 @@ def test_a_torn_last_append_is_cut_at_every_byte_of_content_and_record(tmp_path:
     append(file, spool, b"second", AA="2")
     file.close()
     after = file.path.read_bytes()
-    slot = SLOT_BYTES * (file.record.sequence % 2)
+    slot = ROOM + file.record.slot
     record_length = len(encode_record(file.record))
-    torn = file.path.with_name("torn.spool")
     for written in range(len(b"second") + 1):
-        content_end = CONTENT_AT + len(b"first") + written
-        content = after[CONTENT_AT:content_end]
         for record_written in range(record_length + 1):
-            slots = bytearray(before[:CONTENT_AT])
-            slots[slot : slot + record_written] = after[slot : slot + record_written]
-            torn.write_bytes(bytes(slots) + content)
+            torn = bytearray(before)
+            torn[: len(b"first") + written] = after[: len(b"first") + written]
+            torn[slot : slot + record_written] = after[slot : slot + record_written]
+            file.path.write_bytes(torn)
             whole = written == len(b"second") and record_written == record_length
             expected = (b"firstsecond", "2") if whole else (b"first", "1")
-            assert recovered(torn) == (expected[0], label_set({"AA": expected[1]}))
+            path = as_earlier(file.path) if earlier else file.path
+            assert recovered(path) == (expected[0], label_set({"AA": expected[1]}))
 
 
-def test_a_file_cut_short_anywhere_comes_back_at_its_last_proven_commit(tmp_path: Path) -> None:
+def test_an_earlier_file_cut_short_anywhere_comes_back_at_its_last_proven_commit(tmp_path: Path) -> None:
     file, spool = a_file(tmp_path)
     append(file, spool, b"first")
     append(file, spool, b"second")
     file.close()
-    whole = file.path.read_bytes()
-    cut = file.path.with_name("cut.spool")
-    for length in range(CONTENT_AT, len(whole) + 1):
+    cut = as_earlier(file.path)
+    whole = cut.read_bytes()
+    for length in range(SLOTS_BYTES, len(whole) + 1):
         cut.write_bytes(whole[:length])
-        if length < CONTENT_AT + len(b"first"):
+        if length < SLOTS_BYTES + len(b"first"):
             with pytest.raises(CorruptError, match="borne out"):
                 recovered(cut)
         else:
@@ -168,9 +179,177 @@ def test_a_file_cut_short_anywhere_comes_back_at_its_last_proven_commit(tmp_path
             assert recovered(cut) == (expected, LabelSet())
 
 
-@pytest.mark.parametrize("content", [b"", b"PnSp", bytes(SLOT_BYTES), bytes(CONTENT_AT + 5)])
-def test_a_file_that_never_came_to_life_is_nothing(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "x.spool"
+def test_an_earlier_file_is_gone_on_with(tmp_path: Path) -> None:
+    """Its slots are never in the way, and what was rolled back gives its room back."""
+    new, spool = a_file(tmp_path)
+    append(new, spool, b"first", AA="1")
+    new.close()
+    path = as_earlier(new.path)
+    found = SpoolFile.recover(Disk(), path, JOURNAL)
+    assert found is not None
+    file, spool = found
+    assert not file.can_be_whole
+    append(file, spool, b"x" * 3 * ROOM, AA="2")
+    spool.content(b"y" * ROOM, 0)
+    spool.roll_back()
+    file.cut(spool.fragment.length)
+    assert path.stat().st_size == SLOTS_BYTES + len(b"first") + 3 * ROOM
+    file.close()
+    assert recovered(path) == (b"first" + b"x" * 3 * ROOM, label_set({"AA": "2"}))
+
+
+def test_slots_move_out_of_the_way_of_content(tmp_path: Path) -> None:
+    file, spool = a_file(tmp_path)
+    append(file, spool, b"a" * ROOM, AA="1")
+    assert file.path.stat().st_size == ROOM + SLOTS_BYTES
+    append(file, spool, b"b", AA="2")
+    assert file.path.stat().st_size == 8 * ROOM + SLOTS_BYTES
+    append(file, spool, b"c" * 64 * ROOM, AA="3")
+    assert file.path.stat().st_size == 512 * ROOM + SLOTS_BYTES
+    file.close()
+    assert recovered(file.path) == (b"a" * ROOM + b"b" + b"c" * 64 * ROOM, label_set({"AA": "3"}))
+
+
+def test_a_file_for_which_much_is_expected_has_its_slots_behind_that(tmp_path: Path) -> None:
+    fragment = empty_fragment(JOURNAL, 0, Codec.NONE)
+    file = SpoolFile.create(Disk(), tmp_path, fragment, LabelSet(), expected=8 * ROOM + 1)
+    file.close()
+    assert file.path.stat().st_size == 64 * ROOM + SLOTS_BYTES
+    assert recovered(file.path) == (b"", LabelSet())
+
+
+def test_a_move_of_the_slots_may_end_at_any_byte(tmp_path: Path) -> None:
+    """The power goes meanwhile: what was committed is behind the one room or behind the other."""
+    file, spool = a_file(tmp_path)
+    append(file, spool, b"first", AA="1")
+    file.close()
+    before = file.path.read_bytes()
+    slots = encode_slots(file.record)
+    record_end = file.record.slot + len(encode_record(file.record))
+    for written in [*range(0, SLOTS_BYTES, 4099), *range(file.record.slot, record_end + 1), SLOTS_BYTES]:
+        for grown in (False, True):
+            moved = before.ljust(8 * ROOM, b"\0") + slots[:written]
+            file.path.write_bytes(moved.ljust(8 * ROOM + SLOTS_BYTES, b"\0") if grown else moved)
+            assert recovered(file.path) == (b"first", label_set({"AA": "1"}))
+
+
+class Failing(Disk):
+    """A disk on which one step fails, and has done what it was to do all the same."""
+
+    def __init__(self) -> None:
+        self.fails = ""
+
+    def open(self, path: Path, *, create: bool = False, mode: int = 0o640) -> DiskFile:
+        return FailingFile(self, path, super().open(path, create=create, mode=mode).fileno())
+
+
+class FailingFile(DiskFile):
+    def write_at(self, data: Buffer, position: int) -> None:
+        super().write_at(data, position)
+        self._fail("write")
+
+    def sync(self) -> None:
+        super().sync()
+        try:
+            self._fail("sync")
+        except OSError as error:
+            self._failure = error
+            raise
+
+    def _fail(self, step: str) -> None:
+        assert isinstance(self.disk, Failing)
+        if self.disk.fails == step:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("step", ["write", "sync"])
+@pytest.mark.parametrize("parked", [False, True])
+def test_slots_that_were_moved_in_vain_are_not_found_when_they_are_out_of_date(
+    tmp_path: Path, step: str, parked: bool
+) -> None:
+    disk = Failing()
+    file = SpoolFile.create(disk, tmp_path, empty_fragment(JOURNAL, 0, Codec.NONE), LabelSet())
+    spool = Spool(file.fragment, LabelSet(), file)
+    append(file, spool, b"first", AA="1")
+    disk.fails = step
+    with pytest.raises(OSError, match="No space"):
+        spool.content(b"x" * ROOM, 0)
+    spool.roll_back()
+    disk.fails = ""
+    assert recovered(file.path) == (b"first", label_set({"AA": "1"}))
+    if parked:
+        file.park()
+    if step == "sync" and not parked:
+        with pytest.raises(OSError, match="No space"):
+            append(file, spool, b"second", AA="2")
+        file.give_up()
+        assert recovered(file.path) == (b"first", label_set({"AA": "1"}))
+        spool = Spool(file.fragment, file.record.registers, file, summer=file.sum())
+    append(file, spool, b"second", AA="2")
+    assert recovered(file.path) == (b"firstsecond", label_set({"AA": "2"}))
+    append(file, spool, b"x" * ROOM, AA="3")
+    file.close()
+    assert recovered(file.path) == (b"firstsecond" + b"x" * ROOM, label_set({"AA": "3"}))
+
+
+def test_content_that_looks_like_a_record_is_none(tmp_path: Path) -> None:
+    """Where slots have been, and behind which others are now, content may stand that says what it likes."""
+    lie = CommitRecord(1 << 40, empty_fragment(JOURNAL, 0, Codec.NONE), label_set({"owner": "me"}), 0)
+    content = b"x" * ROOM + encode_slots(lie)
+    file, spool = a_file(tmp_path)
+    append(file, spool, content, owner="you")
+    file.close()
+    assert recovered(file.path) == (content, label_set({"owner": "you"}))
+
+
+def test_a_complete_file_is_content_and_nothing_else_under_a_name_that_says_the_rest(tmp_path: Path) -> None:
+    file, spool = a_file(tmp_path, begin=7)
+    append(file, spool, b"first", AA="1")
+    file.close()
+    old = file.path
+    file.name_whole()
+    file.name_whole()
+    assert not old.exists()
+    assert recovered(file.path) == (b"first", LabelSet())  # the records are still behind it
+    file.make_whole()
+    file.make_whole()
+    assert file.path.read_bytes() == b"first"
+    found = SpoolFile.recover(Disk(), file.path, JOURNAL)
+    assert found is not None
+    found[0].close()
+    assert found[0].fragment == file.fragment
+    assert found[0].record.first_append == 17
+    damage(file.path, 3)
+    with pytest.raises(CorruptError, match="borne out"):
+        recovered(file.path)
+
+
+@pytest.mark.parametrize("name", ["x", "0-5", f"{0:016x}-{5:016x}-{'0' * 39}-17"])
+def test_a_name_that_does_not_say_it_all_is_reported(tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"{name}{spoollayout.WHOLE}"
+    path.write_bytes(b"first")
+    with pytest.raises(CorruptError, match="borne out"):
+        recovered(path)
+
+
+def test_the_room_of_what_was_rolled_back_is_given_back(tmp_path: Path) -> None:
+    file, spool = a_file(tmp_path)
+    append(file, spool, b"first")
+    blocks = file.path.stat().st_blocks
+    spool.content(b"x" * (4 << 20), 0)
+    assert file.path.stat().st_blocks > blocks + 4096
+    spool.roll_back()
+    file.cut(spool.fragment.length)
+    assert file.path.stat().st_blocks < blocks + 1024
+    append(file, spool, b"second")
+    file.close()
+    assert recovered(file.path) == (b"firstsecond", LabelSet())
+
+
+@pytest.mark.parametrize("content", [b"", b"PnSp", bytes(SLOT_BYTES), bytes(SLOTS_BYTES + 5)])
+@pytest.mark.parametrize("suffix", [spoollayout.OPEN, spoollayout.SUFFIX])
+def test_a_file_that_never_came_to_life_is_nothing(tmp_path: Path, content: bytes, suffix: str) -> None:
+    path = tmp_path / f"x{suffix}"
     path.write_bytes(content)
     assert recovered(path) is None
 
@@ -180,9 +359,7 @@ def test_bytes_that_the_disk_had_confirmed_and_lost_are_reported(tmp_path: Path)
     for word in (b"one", b"two", b"three"):
         append(file, spool, word)
     file.close()
-    damaged = bytearray(file.path.read_bytes())
-    damaged[CONTENT_AT] ^= 1
-    file.path.write_bytes(damaged)
+    damage(file.path, 0)
     with pytest.raises(CorruptError) as error:
         recovered(file.path)
     assert error.value.exit_code == 5
@@ -202,7 +379,7 @@ def test_the_slots_take_their_room_at_once_so_that_a_full_disk_cannot_fail_a_com
     """Content that does not fit is refused; a commit record that does not would fail the journal."""
     file, _ = a_file(tmp_path)
     with file.path.open("rb") as opened:
-        assert os.lseek(opened.fileno(), 0, os.SEEK_HOLE) >= CONTENT_AT
+        assert os.lseek(opened.fileno(), ROOM, os.SEEK_HOLE) >= ROOM + SLOTS_BYTES
     file.close()
 
 
@@ -255,7 +432,7 @@ def test_who_does_not_trust_goes_through_a_settled_file(
 ) -> None:
     path = settled(monkeypatch, tmp_path).path
     assert recovered(path) == (b"firstsecond", label_set({"AA": "2"}))
-    damage(path, CONTENT_AT)
+    damage(path, 0)
     with pytest.raises(CorruptError, match="borne out"):
         recovered(path)
 
@@ -279,7 +456,7 @@ def test_a_settled_file_that_was_changed_is_found_out_before_more_is_added(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = settled(monkeypatch, tmp_path).path
-    damage(path, CONTENT_AT + 7)
+    damage(path, 7)
     file, _ = trusted(path)
     with pytest.raises(CorruptError, match="borne out"):
         file.sum()
@@ -290,6 +467,7 @@ def test_a_settled_file_that_was_cut_is_found_out_at_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = settled(monkeypatch, tmp_path).path
+    path = as_earlier(path)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CorruptError, match="borne out"):
         trusted(path)
@@ -301,11 +479,11 @@ def test_a_file_of_which_either_record_is_torn_is_not_settled(
 ) -> None:
     """Nothing says any more that the sync of the content went well, so the content has to."""
     path = settled(monkeypatch, tmp_path).path
-    damage(path, slot * SLOT_BYTES + 30)
+    damage(path, ROOM + slot * SLOT_BYTES + 30)
     file, spool = trusted(path)
     assert spool.takes_content
     file.close()
-    damage(path, CONTENT_AT)
+    damage(path, 0)
     with pytest.raises(CorruptError, match="borne out"):
         trusted(path)
 
@@ -319,7 +497,7 @@ def test_an_append_to_a_settled_file_is_believed_only_if_the_content_bears_it_ou
     spool.go_on_from(file.sum())
     append(file, spool, b"third")
     file.close()
-    damage(path, CONTENT_AT + len(b"firstsecond"))
+    damage(path, len(b"firstsecond"))
     file, spool = trusted(path)
     assert (file.fragment.length, spool.takes_content) == (len(b"firstsecond"), True)
     file.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,39 @@ def test_content_is_synced_before_it_gets_its_name_and_names_up_to_the_root_afte
     assert disk.taken[rename][1] == root / PATH
     after = disk.taken[rename + 1 :]
     assert after == [("sync_dir", root / path) for path in ("foo/bar/date=1", "foo/bar", "foo", "")]
+
+
+def test_a_file_that_is_adopted_gets_its_name_and_then_names_are_synced_up_to_the_root(
+    root: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    for found in (False, True):  # put there by another broker, perhaps, that has not synced it yet
+        disk = StepDisk()
+        store = FileStore("file:///", root, disk)
+        assert store.can_adopt(tmp_path / "file")
+        assert store.adopt(PATH, tmp_path / "file")
+        assert ("link", root / PATH) in disk.taken
+        after = disk.taken[disk.steps().index("link") + 1 :]
+        assert after == [("sync_dir", root / path) for path in ("foo/bar/date=1", "foo/bar", "foo", "")], (
+            found
+        )
+        assert read(store, PATH) == b"x"
+    assert (root / PATH).samefile(tmp_path / "file")
+
+
+def test_a_file_elsewhere_cannot_be_adopted(root: Path, store: FileStore) -> None:
+    elsewhere = Path("/dev/shm")
+    if elsewhere.stat().st_dev == root.stat().st_dev:
+        pytest.skip("there is one disk only")
+    with tempfile.NamedTemporaryFile(dir=elsewhere) as file:
+        assert not store.can_adopt(Path(file.name))
+        assert not store.adopt(PATH, Path(file.name))
+    assert not store.exists(PATH)
+
+
+def test_a_file_that_has_gone_cannot_be_adopted(tmp_path: Path, store: FileStore) -> None:
+    with pytest.raises(FileNotFoundError):
+        store.adopt(PATH, tmp_path / "nothing")
 
 
 def test_directories_that_were_there_are_synced_again(root: Path) -> None:

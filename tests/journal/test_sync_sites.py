@@ -98,6 +98,11 @@ PROOFS = {
     "journal/spoolfile.py SpoolFile.create sync_dir": JOURNAL,
     "journal/spoolfile.py SpoolFile.recover sync": JOURNAL,
     "journal/spoolfile.py SpoolFile.give_up sync": JOURNAL,
+    "journal/spoolfile.py SpoolFile._move_slots sync": (
+        "journal/test_durability.py::test_power_loss_while_commit_records_make_room_for_content"
+    ),
+    "journal/spoolfile.py SpoolFile.make_whole sync": JOURNAL,
+    "journal/spoolfile.py SpoolFile.make_whole sync_dir": JOURNAL,
     "journal/spoolrecovery.py found sync_dir": JOURNAL,
     "journal/spoolrecovery.py write_epoch replace_file": (
         "journal/test_replication_durability.py::test_content_is_never_without_what_it_rests_on"
@@ -106,6 +111,7 @@ PROOFS = {
     "spark/foreach.py ConnectorBatches.__init__ sync_dir": FOREACH,
     "spark/foreach.py ConnectorBatches._record replace_file": FOREACH,
     "journal/stores.py FileStore._sync_up sync_dir": STORE,
+    "journal/stores.py FileStore.adopt _sync_up": JOURNAL,
     "journal/stores.py FileStore.exists _sync_up": STORE,
     "journal/stores.py FileStore.list _sync_up": STORE,
     "journal/stores.py FileStore.list sync_dir": STORE,

@@ -73,7 +73,7 @@ def stored(path: Path) -> list[str]:
 
 
 def spooled(path: Path) -> list[int]:
-    return sorted(int(file.stem, 16) for file in (path / "spools").rglob("*.spool"))
+    return sorted(int(file.name[:16], 16) for file in (path / "spools").rglob("*.spool"))
 
 
 def register_names(broker: Broker) -> list[str]:

@@ -21,6 +21,8 @@ STEPS = st.lists(
         st.tuples(st.just("truncate"), NAMES, st.integers(0, 8), st.just(b"")),
         st.tuples(st.just("sync"), NAMES, st.just(0), st.just(b"")),
         st.tuples(st.just("rename"), NAMES, st.integers(0, 4), st.just(b"")),
+        st.tuples(st.just("link"), NAMES, st.integers(0, 4), st.just(b"")),
+        st.tuples(st.just("free"), NAMES, st.integers(0, 6), st.just(b"")),
         st.tuples(st.just("remove"), NAMES, st.just(0), st.just(b"")),
         st.tuples(st.just("sync_dir"), st.sampled_from([".", "d"]), st.just(0), st.just(b"")),
         st.tuples(st.just("replace"), NAMES, st.just(0), st.binary(max_size=5)),
@@ -37,14 +39,18 @@ def play(disk: Disk, root: Path, steps: Sequence[tuple[str, str, int, bytes]]) -
             case "write":
                 with disk.open(path, create=True) as file:
                     file.write_at(data, number)
-            case "truncate" | "sync" if path.exists():
+            case "truncate" | "free" | "sync" if path.exists():
                 with disk.open(path) as file:
                     if kind == "sync":
                         file.sync()
+                    elif kind == "free":
+                        file.free(number, 2)
                     else:
                         file.truncate(number)
             case "rename" if path.exists():
                 disk.rename(path, root / ALL_NAMES[number])
+            case "link" if path.exists() and not (root / ALL_NAMES[number]).exists():
+                disk.link(path, root / ALL_NAMES[number])
             case "remove" if path.exists():
                 disk.remove(path)
             case "sync_dir":

@@ -27,6 +27,7 @@ def test_the_log_has_every_step_with_its_site(tmp_path: Path) -> None:
             file.truncate(6)
             file.sync()
         disk.rename(root / "d" / "f", root / "g")
+        disk.link(root / "g", root / "d" / "h")
         disk.remove(root / "g")
         disk.sync_dir(root)
         disk.mark("promise")
@@ -40,14 +41,15 @@ def test_the_log_has_every_step_with_its_site(tmp_path: Path) -> None:
         "sync d/f starts",
         "sync d/f (started as #4) returns",
         "rename d/f to g",
+        "link g as d/h",
         "remove g",
         "sync_dir . starts",
-        "sync_dir . (started as #8) returns",
+        "sync_dir . (started as #9) returns",
         "mark 'promise'",
     ]
     assert {event.site.file for event in log.events} == {__file__}
     first = steps.__code__.co_firstlineno
-    assert [event.site.line - first for event in log.events] == [1, 2, 3, 5, 6, 6, 7, 8, 9, 9, 10]
+    assert [event.site.line - first for event in log.events] == [1, 2, 3, 5, 6, 6, 7, 8, 9, 10, 10, 11]
     assert all(event.site.function.endswith("<locals>.steps") for event in log.events)
 
 
@@ -177,10 +179,10 @@ def test_folders_above_the_recorded_directory_count_as_durable(tmp_path: Path) -
 
 def test_the_harness_knows_every_method_of_the_disk() -> None:
     """A new primitive must be recorded and modelled before a promise may rest on it."""
-    recorded_steps = {"open", "make_dir", "rename", "remove", "sync_dir"}
+    recorded_steps = {"open", "make_dir", "rename", "link", "remove", "sync_dir"}
     made_of_these = {"make_dirs", "replace_file", "entries"}
     assert {name for name in vars(Disk) if not name.startswith("_")} == recorded_steps | made_of_these
-    recorded_steps = {"write_at", "copy_from", "truncate", "sync"}
+    recorded_steps = {"write_at", "copy_from", "truncate", "free", "sync"}
     harmless = {"fileno", "read_at", "read_anew", "size", "close", "closed", "start_writing_out"}
     assert {name for name in vars(DiskFile) if not name.startswith("_")} == recorded_steps | harmless
 

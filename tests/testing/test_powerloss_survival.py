@@ -68,6 +68,27 @@ def rename_durably(disk: RecordingDisk, root: Path) -> None:
     disk.sync_dir(root)
 
 
+def link(disk: RecordingDisk, root: Path) -> None:
+    disk.link(root / "f", root / "g")
+
+
+def link_durably_and_remove(disk: RecordingDisk, root: Path) -> None:
+    disk.link(root / "f", root / "g")
+    disk.sync_dir(root)
+    disk.remove(root / "f")
+
+
+def link_unsynced_content_durably(disk: RecordingDisk, root: Path) -> None:
+    with disk.open(root / "f") as file:
+        file.write_at(b"x", 0)
+    disk.link(root / "f", root / "g")
+    disk.sync_dir(root)
+
+
+def free(disk: RecordingDisk, root: Path) -> None:
+    disk.open(root / "f").free(1, 1)
+
+
 def remove(disk: RecordingDisk, root: Path) -> None:
     disk.remove(root / "f")
 
@@ -172,6 +193,14 @@ WHAT_MAY_SURVIVE = {
     ),
     "a rename shows the old or the new name": Row(rename, [{"f": b"o"}, {"g": b"o"}], {"f": b"o"}),
     "a rename with the folder synced is done": Row(rename_durably, [{"g": b"o"}], {"f": b"o"}),
+    "a link may be missing": Row(link, [{"f": b"o"}, {"f": b"o", "g": b"o"}], {"f": b"o"}),
+    "a link with the folder synced outlives the first name": Row(
+        link_durably_and_remove, [{"f": b"o", "g": b"o"}, {"g": b"o"}], {"f": b"o"}
+    ),
+    "both names show the same content": Row(
+        link_unsynced_content_durably, [{"f": b"o", "g": b"o"}, {"f": b"x", "g": b"x"}], {"f": b"o"}
+    ),
+    "room that was given back may have its content again": Row(free, of_f(b"old", b"o\0d"), {"f": b"old"}),
     "a removal may be undone": Row(remove, [{"f": b"o"}, {}], {"f": b"o"}),
     "a removal with the folder synced is done": Row(remove_durably, [{}], {"f": b"o"}),
     "a truncate may be undone": Row(shrink, of_f(b"old", b"o"), {"f": b"old"}),

@@ -1,14 +1,14 @@
 """The disk, as everything that promises durability sees it.
 
 All writes that a promise rests on go through a `Disk`: positioned writes, truncation, sync of a file,
-creation, rename, removal, and sync of a directory. Production uses this class as it is; the power-loss
+creation, rename, link, removal, and sync of a directory. Production uses this class as it is; the power-loss
 harness (`penstock.testing.powerloss`) subclasses it, records every step, and rebuilds the disk as it may
 look after the power went at any of them.
 
 What a caller may assume after power loss, and nothing more:
 - bytes written before a `sync` of that file that returned are there;
-- an entry (created, renamed, removed) is as the directory was at its last `sync_dir` that returned; a file moved
-  from one directory to another may have both names until both are synced, but is never lost;
+- an entry (created, renamed, linked, removed) is as the directory was at its last `sync_dir` that returned; a file
+  moved from one directory to another may have both names until both are synced, but is never lost;
 - of what came later any part may be there, in any order, cut anywhere.
 
 That holds across processes too: what a restarted process reads may exist only in memory, left there by one that
@@ -18,6 +18,7 @@ died before its sync. Whoever builds on it syncs it first.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 from collections.abc import Iterator
@@ -25,6 +26,9 @@ from pathlib import Path
 from types import TracebackType
 
 Buffer = bytes | bytearray | memoryview
+
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class DiskFile:
@@ -89,6 +93,12 @@ class DiskFile:
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._fd, size)
+
+    def free(self, position: int, size: int) -> None:
+        """Give the room of these bytes back; they read as zeros then. OSError where the file system cannot."""
+        where = (ctypes.c_int64(position), ctypes.c_int64(size))
+        if _libc.fallocate(self._fd, _KEEP_SIZE | _PUNCH_HOLE, *where):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(self.path))
 
     def sync(self) -> None:
         """Return once the content, and the size, are on stable storage.
@@ -157,6 +167,10 @@ class Disk:
     def rename(self, source: Path, target: Path) -> None:
         """Replace `target` by `source`, atomically for other processes; durable after `sync_dir`."""
         os.rename(source, target)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name, which nothing has yet; durable after `sync_dir`."""
+        os.link(source, target)
 
     def remove(self, path: Path) -> None:
         os.unlink(path)

@@ -134,7 +134,7 @@ class ContentStates(AppendBase):
         pipeline = self._held()
         if pipeline.replicated:
             await pipeline.scatter(content)
-        if self._inflow is None and len(content) < LARGE:
+        if self._inflow is None and len(content) < LARGE and local.has_room(len(content)):
             self._write(content)
             return
         if self._inflow is None:

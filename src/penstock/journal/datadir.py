@@ -4,7 +4,7 @@
     LOCK             held (flock) by the owner for as long as it lives; tells its pid and command
     broker.sock      the broker's socket, mode 0600; elsewhere if the path would be too long for one
     keyspace         the local key space: journals and their specs
-    spools/JOURNAL/#/BEGIN.spool      fragments under construction, or not yet in the store
+    spools/JOURNAL/#/BEGIN….spool     fragments under construction, or not yet in the store
     fragments/JOURNAL/BEGIN-END-SUM   closed fragments: the root of the `file:///` store
     index/           caches derived from journals; may be deleted
     scratch/         what Spark and staging need while running; cleared at start

@@ -28,7 +28,7 @@ from penstock.journal.protocol import (
 from penstock.journal.read import signed
 from penstock.journal.replica import InSpool, InStore, Replica
 from penstock.journal.resolver import KeySpace, Resolver
-from penstock.journal.spoolfile import CONTENT_AT
+from penstock.journal.spoollayout import content_at
 
 CHUNK = 25
 PAGE = 1000
@@ -165,7 +165,7 @@ async def locate(request: LocateRequest, replica: Replica) -> LocateResponse:
     response = LocateResponse(write_head=replica.write_head)
     for fragment, place in replica.locate(request.begin, request.end):
         if isinstance(place, InSpool):
-            path, position = place.path, CONTENT_AT
+            path, position = place.path, content_at(place.path)
         elif (stored := place.store.local_path(place.path)) and fragment.codec is Codec.NONE:
             path, position = stored, 0
         else:

@@ -29,8 +29,10 @@ from penstock.journal.fragment import Codec, Fragment
 from penstock.journal.metrics import Metrics
 from penstock.journal.protocol import LabelSet
 from penstock.journal.spool import Outcome, Spool, empty_fragment
-from penstock.journal.spoolfile import SpoolFile, require_fitting
+from penstock.journal.spoolfile import SpoolFile
 from penstock.journal.spoolfiles import Observer, SpoolFiles
+from penstock.journal.spoollayout import is_whole
+from penstock.journal.spoolrecord import require_fitting
 from penstock.journal.spoolrecovery import found, read_epoch, set_aside, write_epoch
 from penstock.journal.uncancelled import uncancelled
 
@@ -186,14 +188,19 @@ class LocalSpool(SpoolFiles):
         self._durable = self._adopted
         self._failure = None
 
+    def has_room(self, size: int) -> bool:
+        """Whether so much more content is taken without waiting for the disk; after `ready`."""
+        assert self._file is not None
+        return self._file.has_room(self.spool.fragment.length + self.spool.delta + size)
+
     def content(self, chunk: Buffer) -> None:
-        """Take a chunk that continues what has been taken; after `ready`."""
+        """Take a chunk that continues what has been taken; after `ready`. Blocks if there is no room for it."""
         self.spool.content(chunk, self.spool.delta)
 
     async def content_at(self, chunk: Buffer, content_delta: int) -> None:
         """Take a chunk that a primary elsewhere has sent."""
         await self.ready()
-        if len(chunk) < _WORTH_A_THREAD:
+        if len(chunk) < _WORTH_A_THREAD and self.has_room(len(chunk)):
             self.spool.content(chunk, content_delta)
         else:
             take = partial(self.spool.content, chunk, content_delta)
@@ -408,28 +415,35 @@ class LocalSpool(SpoolFiles):
         self.spool = Spool(fragment, self.spool.registers, self)
 
     def _create_file(self, fragment: Fragment, registers: LabelSet) -> SpoolFile:
+        before = self._file.fragment.length if self._file is not None else 0
         with faults.step("roll"):
             self._shop.disk.make_dirs(self._directory)
-            return SpoolFile.create(self._shop.disk, self._directory, fragment, registers)
+            return SpoolFile.create(self._shop.disk, self._directory, fragment, registers, expected=before)
 
     def _recover(self, clustered: bool) -> None:
-        """Find the files that a crash left: the last one is under construction, those before it are complete."""
+        """Find the files that a crash left: the last one is under construction, those before it are complete.
+
+        If that one is whole already, the one behind it was set aside, and nothing has taken its place yet.
+        """
         recovered = found(self._shop.disk, self._directory, self.journal)
         if not recovered:
             return
-        self._file, spool = recovered[-1]
-        self.spool = spool.attached_to(self)
-        self.first_append = self._file.record.first_append
-        for file, spool in recovered[:-1]:
+        for file, _ in recovered:
+            file.park()
+        complete = recovered
+        if not is_whole(recovered[-1][0].path):
+            complete = recovered[:-1]
+            self._file, spool = recovered[-1]
+            self.spool = spool.attached_to(self)
+            self.first_append = self._file.record.first_append
+        for file, spool in complete:
             if spool.fragment.length:
                 self._held.append(file)
             else:
                 self._shop.disk.remove(file.path)
-        for file, _ in recovered:
-            file.park()
         if clustered:
             self.withhold()
-            self.quarantined = bool(self._held or self._file.fragment.length)
+            self.quarantined = any(file.fragment.length for file in self.files)
         else:
             self.release()
 

@@ -20,7 +20,7 @@ from penstock.journal import codecs
 from penstock.journal.fragment import Codec, Fragment
 from penstock.journal.protocol import Header, ReadRequest, ReadResponse, Status
 from penstock.journal.replica import InSpool, InStore, Place, Replica
-from penstock.journal.spoolfile import CONTENT_AT
+from penstock.journal.spoollayout import content_at
 from penstock.journal.uncancelled import uncancelled
 
 CHUNK = 32736
@@ -164,7 +164,7 @@ def _spooled(place: InSpool, position: int, size: int) -> bytes:
     """Bytes of a spool's content; none if the file has gone."""
     try:
         with place.path.open("rb", buffering=0) as file:
-            return os.pread(file.fileno(), size, CONTENT_AT + position)
+            return os.pread(file.fileno(), size, content_at(place.path) + position)
     except FileNotFoundError:
         return b""
 
@@ -176,10 +176,11 @@ def _spool_blocks(place: InSpool, fragment: Fragment, begin: int, end: int) -> G
         return
     with file:
         position, stop = begin - fragment.begin, end - fragment.begin
+        at = content_at(place.path)
         while position < stop:
-            block = os.pread(file.fileno(), min(BLOCK, stop - position), CONTENT_AT + position)
+            block = os.pread(file.fileno(), min(BLOCK, stop - position), at + position)
             if not block:
-                raise _short(str(place.path), CONTENT_AT + position)
+                raise _short(str(place.path), at + position)
             yield block
             position += len(block)
 

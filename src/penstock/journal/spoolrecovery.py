@@ -1,8 +1,8 @@
 """What a journal's spool directory holds after a crash, and how a spool that proved false is set aside.
 
-    BEGIN.spool        a fragment under construction, or not yet in the store (`spoolfile.py`)
-    BEGIN.aside        a spool whose content the journal does not have at these offsets; nobody reads it but people
-    synchronised       in a cluster: the revision, in decimal, of the last synchronisation that content rests on
+    BEGIN….spool     a fragment under construction, or not yet in the store (`spoollayout.py`)
+    BEGIN….aside     a spool whose content the journal does not have at these offsets; nobody reads it but people
+    synchronised     in a cluster: the revision, in decimal, of the last synchronisation that content rests on
 
 A revision says which of two spools that tell different stories is right: that of the later synchronisation, since the
 other broker was not part of it (reference 12: revisions order all changes of a route).
@@ -17,7 +17,8 @@ from pathlib import Path
 from penstock.base.disk import Disk
 from penstock.base.errors import CorruptError
 from penstock.journal.spool import Spool
-from penstock.journal.spoolfile import SUFFIX, SpoolFile
+from penstock.journal.spoolfile import SpoolFile
+from penstock.journal.spoollayout import SUFFIX
 
 ASIDE = ".aside"
 _SYNCHRONISED = "synchronised"

@@ -339,10 +339,21 @@ class Stored:
             mod_time=self.now_seconds(),
             path_postfix=postfix.evaluate(spec.fragment.path_postfix_template, first_append),
         )
-        put = partial(_put, store, self._with.shop.disk, fragment, file.path)
+        as_it_is = fragment.codec is Codec.NONE and file.can_be_whole and store.can_adopt(file.path)
+        if as_it_is:
+            self._name_whole(file)
+        put = partial(_put, store, self._with.shop.disk, fragment, file, as_it_is)
         loop = asyncio.get_running_loop()
         await uncancelled(loop.run_in_executor(self._with.upload_threads, put))
         return fragment, InStore(store, fragment.content_path)
+
+    def _name_whole(self, file: SpoolFile) -> None:
+        """Give a complete file the name under which it is cut to its content, and readers that name."""
+        before = InSpool(file.path)
+        file.name_whole()
+        entry, _ = self.index.lookup(file.fragment.begin)
+        if entry is not None and entry.payload == before:
+            self.index.add(entry.fragment, InSpool(file.path))
 
     async def _until_respecified(self) -> None:
         if self._respecified is None:
@@ -379,12 +390,16 @@ def _list(store: FragmentStore, journal: str) -> list[Listed]:
     return list(store.list(journal))
 
 
-def _put(store: FragmentStore, disk: Disk, fragment: Fragment, path: Path) -> None:
-    """Store the content of a closed spool file. Blocks."""
+def _put(store: FragmentStore, disk: Disk, fragment: Fragment, file: SpoolFile, as_it_is: bool) -> None:
+    """Store the content of a closed spool file, or the file itself. Blocks."""
     with faults.step("close"):
         if store.exists(fragment.content_path):
             return
-        source = committed_content(disk, path, fragment.length)
+        if as_it_is:
+            file.make_whole()
+            if store.adopt(fragment.content_path, file.path):
+                return
+        source = committed_content(disk, file.path, fragment.length)
         store.put(
             fragment.content_path,
             codecs.compressed(fragment.codec, source),

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+from penstock.base import faults
 from penstock.base.disk import Buffer, Disk, DiskFile
 from penstock.base.errors import CorruptError, UsageError, did_you_mean
 from penstock.journal.tokens import ValidationError, check_path, clean_path
@@ -28,6 +29,8 @@ from penstock.journal.validation import validate_store
 CHUNK = 1 << 20
 PARTIAL = ".partial-"
 PATH_LENGTH = (1, 4096)
+_CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What a file system says that has no second names, or has them elsewhere."""
 
 # Tells the files this process is writing, maybe through another store of the same root, from those that a
 # dead one left behind.
@@ -151,6 +154,17 @@ class FragmentStore(ABC):
         """Where the file lies on this machine, if it does."""
         return None
 
+    def can_adopt(self, file: Path) -> bool:
+        """Whether a file of this machine may become one of the store without being copied."""
+        return False
+
+    def adopt(self, path: str, file: Path) -> bool:
+        """Store a file of this machine under another name; False if it has to be copied after all.
+
+        The store has it for good then, as after `put`. Its content must be durable, and stay as it is.
+        """
+        return False
+
     def _check_writable(self) -> None:
         if self.read_only:
             raise PermissionError(f"the store of a read-only journal is never written ({self.url})")
@@ -234,6 +248,25 @@ class FileStore(FragmentStore):
         finally:
             _under_way.discard(partial)
         self._sync_up(target.parent)
+
+    def can_adopt(self, file: Path) -> bool:
+        return file.stat().st_dev == self.directory.stat().st_dev
+
+    def adopt(self, path: str, file: Path) -> bool:
+        self._check_writable()
+        target = self.path_of(path)
+        self._make_dirs(target.parent)
+        try:
+            with faults.step("adopt"):
+                self._disk.link(file, target)
+        except FileExistsError:
+            pass  # another broker was faster
+        except OSError as error:
+            if error.errno not in _CANNOT_LINK:
+                raise
+            return False
+        self._sync_up(target.parent)
+        return True
 
     def open(self, path: str, *, position: int = 0) -> BinaryIO:
         file = self.path_of(path).open("rb")

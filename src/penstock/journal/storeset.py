@@ -217,6 +217,17 @@ class CountedStore(FragmentStore):
             self._inner.put(path, measured(), content_encoding=content_encoding)
         self._tell(lambda: self._metrics.store_put_bytes.update({(self.url, content_encoding): size}))
 
+    def can_adopt(self, file: Path) -> bool:
+        return self._inner.can_adopt(file)
+
+    def adopt(self, path: str, file: Path) -> bool:
+        size = file.stat().st_size
+        with self._counted("put"):
+            adopted = self._inner.adopt(path, file)
+        if adopted:
+            self._tell(lambda: self._metrics.store_put_bytes.update({(self.url, ""): size}))
+        return adopted
+
     def open(self, path: str, *, position: int = 0) -> BinaryIO:
         with self._counted("get"):
             return self._inner.open(path, position=position)

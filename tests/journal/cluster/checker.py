@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -25,7 +26,8 @@ from penstock.base.disk import Disk
 from penstock.base.errors import PenstockError
 from penstock.journal.client import AsyncClient, BrokerGoneError, JournalError, TimedOutError
 from penstock.journal.fragment import parse_path
-from penstock.journal.spoolfile import CONTENT_AT, SpoolFile
+from penstock.journal.spoolfile import SpoolFile
+from penstock.journal.spoollayout import content_at
 
 from ..killing import Id, record, records
 from .processes import PATIENCE, Running, until
@@ -220,21 +222,19 @@ class Checker:
 
 def spooled(path: Path, journal: str) -> tuple[Path, int, bytes]:
     """What a spool file holds that is committed; from a copy, since reading it mends it."""
-    copy = path.with_name(f"{path.name}.copy")
-    try:
-        copy.write_bytes(path.read_bytes())
-    except FileNotFoundError:
-        return path, 0, b""
-    try:
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, path.name)
+        try:
+            copy.write_bytes(path.read_bytes())
+        except FileNotFoundError:
+            return path, 0, b""
         recovered = SpoolFile.recover(Disk(), copy, journal)
         if recovered is None:
             return path, 0, b""
         file, spool = recovered
         file.close()
         fragment = spool.fragment
-        return path, fragment.begin, copy.read_bytes()[CONTENT_AT : CONTENT_AT + fragment.length]
-    finally:
-        copy.unlink()
+        return path, fragment.begin, copy.read_bytes()[content_at(copy) :][: fragment.length]
 
 
 def _require_part(content: bytes, path: Path, begin: int, found: bytes) -> None:

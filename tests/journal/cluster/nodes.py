@@ -52,7 +52,7 @@ from penstock.journal.protocol import (
 from penstock.journal.replica import Replica, Surroundings
 from penstock.journal.resolver import Identity, Resolution, Resolver
 from penstock.journal.service import Service
-from penstock.journal.spoolfile import CONTENT_AT
+from penstock.journal.spoollayout import content_at
 from penstock.journal.storeset import Stores
 
 from ..foreign import journal as journal_spec
@@ -255,7 +255,7 @@ class Node:
     def spooled(self, journal: str = JOURNAL) -> dict[int, bytes]:
         """The committed content of its spool files, by their begin, as they are on its disk."""
         return {
-            file.fragment.begin: file.path.read_bytes()[CONTENT_AT : CONTENT_AT + file.fragment.length]
+            file.fragment.begin: file.path.read_bytes()[content_at(file.path) :][: file.fragment.length]
             for file in self.replica(journal).files
             if file.fragment.length
         }

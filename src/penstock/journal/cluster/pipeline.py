@@ -39,7 +39,8 @@ from penstock.journal.replication import (
 )
 from penstock.journal.resolver import Resolution
 from penstock.journal.spool import Outcome, empty_fragment
-from penstock.journal.spoolfile import SpoolFile, require_fitting
+from penstock.journal.spoolfile import SpoolFile
+from penstock.journal.spoolrecord import require_fitting
 
 SETTLING = 5.0
 """Seconds that acknowledgements have to come in, of a pipeline that is closed in order."""

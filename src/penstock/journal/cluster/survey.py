@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -29,7 +29,8 @@ from penstock.journal.claims import Capability, Claims
 from penstock.journal.methods import Method
 from penstock.journal.replication import equivalent
 from penstock.journal.resolver import Resolver
-from penstock.journal.spoolfile import CONTENT_AT, SpoolFile
+from penstock.journal.spoolfile import SpoolFile
+from penstock.journal.spoollayout import content_at
 
 SERVICE = "penstock.Peer"
 _BLOCK = 1 << 20
@@ -117,24 +118,36 @@ async def parts_of(
             low, high = max(begin, fragment.begin), min(end, fragment.end)
             if low < high:
                 digest = await asyncio.get_running_loop().run_in_executor(
-                    threads, _digest, file.path, low - fragment.begin, high - low
+                    threads, _digest, file, low - fragment.begin, high - low
                 )
                 if digest is not None:
                     parts.append(Part(low, high, digest))
     return parts
 
 
-def _digest(path: Path, position: int, size: int) -> bytes | None:
+def _digest(file: SpoolFile, position: int, size: int) -> bytes | None:
     """The SHA1 of bytes of a spool's content; None if the file has gone. Blocks."""
-    summer = hashlib.sha1()
-    try:
-        with path.open("rb", buffering=0) as file:
-            while size:
-                block = os.pread(file.fileno(), min(_BLOCK, size), CONTENT_AT + position)
-                if not block:
-                    return None
-                summer.update(block)
-                position, size = position + len(block), size - len(block)
-    except FileNotFoundError:
+    opened = _open(file)
+    if opened is None:
         return None
+    summer = hashlib.sha1()
+    position += content_at(file.path)
+    with opened:
+        while size:
+            block = os.pread(opened.fileno(), min(_BLOCK, size), position)
+            if not block:
+                return None
+            summer.update(block)
+            position, size = position + len(block), size - len(block)
     return summer.digest()
+
+
+def _open(file: SpoolFile) -> io.FileIO | None:
+    """A spool's file, which may be given another name at any moment; None if it has gone."""
+    while True:
+        path = file.path
+        try:
+            return path.open("rb", buffering=0)
+        except FileNotFoundError:
+            if path == file.path:
+                return None

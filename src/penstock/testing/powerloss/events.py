@@ -89,6 +89,19 @@ class Rename(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Link(Event):
+    """One more entry for a file."""
+
+    target_folder: int
+    target_name: str
+    target_path: str
+    inode: int
+
+    def __str__(self) -> str:
+        return f"link {self.path} as {self.target_path}"
+
+
+@dataclass(frozen=True, slots=True)
 class Remove(Event):
     folder: int
     name: str

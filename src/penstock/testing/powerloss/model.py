@@ -19,6 +19,7 @@ from penstock.testing.powerloss.events import (
     ROOT,
     Create,
     Event,
+    Link,
     Log,
     Remove,
     Rename,
@@ -150,6 +151,9 @@ class Replay:
                 self._files[event.inode].pending.append(Atom((index, 0), event, event.inode, event))
             case Create():
                 self._create(index, event)
+            case Link():
+                named = Change(None, event.target_name, event.inode, fresh=True)
+                self._change(index, event, event.target_folder, named)
             case Remove():
                 self._change(index, event, event.folder, Change(event.name, None, event.inode))
             case Rename():

@@ -31,6 +31,7 @@ from penstock.testing.powerloss.events import (
     Base,
     Create,
     Event,
+    Link,
     Log,
     Mark,
     Remove,
@@ -48,7 +49,7 @@ R = TypeVar("R")
 _DISK = disk_module.__file__
 _HARNESS = os.path.dirname(__file__) + os.sep
 _DISK_METHODS = frozenset(name for name in vars(Disk) if not name.startswith("_")) | {"mark"}
-_FILE_METHODS = frozenset({"write_at", "copy_from", "truncate", "sync"})
+_FILE_METHODS = frozenset({"write_at", "copy_from", "truncate", "free", "sync"})
 
 
 class _Caller(threading.local):
@@ -98,6 +99,11 @@ class RecordingFile(DiskFile):
         with self._recorder.step():
             super().truncate(size)
             self._recorder.append(Truncate(here(), self._name(), self._inode, size))
+
+    def free(self, position: int, size: int) -> None:
+        with self._recorder.step():
+            super().free(position, size)
+            self._written(position, size)
 
     def sync(self) -> None:
         os.fstat(self.fileno())  # a closed file must fail here as it would in production
@@ -188,8 +194,8 @@ class RecordingDisk(Disk):
             target_folder, target_name = self._locate(target)
             super().rename(source, target)
             inode = self._inode(folder, name, source)
-            if (folder, name) == (target_folder, target_name):
-                return
+            if self._names[target_folder].get(target_name) == inode:
+                return  # of two names of one file neither goes
             del self._names[folder][name]
             self._names[target_folder][target_name] = inode
             self.append(
@@ -205,6 +211,14 @@ class RecordingDisk(Disk):
                     is_dir=inode in self._names,
                 )
             )
+
+    def link(self, source: Path, target: Path) -> None:
+        with self.step():
+            inode = self._inode(*self._locate(source), source)
+            folder, name = self._locate(target)
+            super().link(source, target)
+            self._names[folder][name] = inode
+            self.append(Link(here(), self._text(source), folder, name, self._text(target), inode))
 
     def remove(self, path: Path) -> None:
         with self.step():
