@@ -96,8 +96,8 @@ def test_a_settled_spool_that_was_changed_by_hand_takes_nothing_more(tmp_path: P
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     EmbeddedBroker(tmp_path / "data").stop()
-    (tmp_path / "data" / "VERSION").write_text('{"format": 2, "id": "' + "0" * 32 + '"}')
-    with pytest.raises(CorruptError, match="format 2") as error:
+    (tmp_path / "data" / "VERSION").write_text('{"format": 3, "id": "' + "0" * 32 + '"}')
+    with pytest.raises(CorruptError, match="format 3") as error:
         EmbeddedBroker(tmp_path / "data")
     assert "newer Penstock" in (error.value.hint or "")
     assert DataDir(tmp_path / "data").owner() is None

@@ -356,7 +356,10 @@ def test_spools_of_earlier_versions_are_read_gone_on_with_and_stored(tmp_path: P
         for path in folder.iterdir():
             as_earlier(path)
             path.unlink()
+        version = tmp_path / "data" / "VERSION"
+        version.write_bytes(version.read_bytes().replace(b'"format":2', b'"format":1'))
         async with opened(tmp_path / "data") as broker:
+            assert broker.directory.version().format == 2, "earlier versions would not find the new records"
             assert await content(broker) == b"a" * 1200 + b"b"
             assert await append(broker, b"c" * 1200) == (1201, 2401)
             assert [label.value for label in replica(broker).spool.registers.labels] == ["2"]

@@ -1,6 +1,6 @@
 """The data directory of an embedded broker: what is in it, which version wrote it, who owns it now.
 
-    VERSION          format number and the directory's identity, written once, when the directory is made
+    VERSION          format number and the directory's identity, written when the directory is made or taken over
     LOCK             held (flock) by the owner for as long as it lives; tells its pid and command
     broker.sock      the broker's socket, mode 0600; elsewhere if the path would be too long for one
     keyspace         the local key space: journals and their specs
@@ -32,7 +32,8 @@ import msgspec
 from penstock.base.disk import Disk
 from penstock.base.errors import CorruptError, InUseError, PenstockError, UsageError
 
-FORMAT = 1
+FORMAT = 2
+"""2: commit records behind the content of spools. A version that looks for them in front would take these for empty."""
 _SOCKET_PATH_LIMIT = 100
 _LOCK_POLL = 0.05
 _NOT_OURS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EEXIST, errno.ENOTDIR})
@@ -138,18 +139,25 @@ class DataDir:
         return version
 
     def create(self, disk: Disk) -> Version:
-        """Make the directory if it is not there; its version in any case, durable before anything rests on it."""
+        """Make the directory if it is not there; its version in any case, durable before anything rests on it.
+
+        A directory of an earlier format is read as it is, and belongs to this one from now on.
+        """
         if self.exists:
             disk.sync_dir(self.path)  # whoever made it may have died before that
-            return self.version()
-        disk.make_dirs(self.path, 0o700)
-        stray = self._stray()
-        if stray:
-            raise UsageError(
-                f"{self.path} is not a data directory and not empty (it holds {stray[0]})",
-                hint="name an empty or new directory",
-            )
-        version = Version(FORMAT, uuid.uuid4().hex)
+            version = self.version()
+            if version.format == FORMAT:
+                return version
+            version = msgspec.structs.replace(version, format=FORMAT)
+        else:
+            disk.make_dirs(self.path, 0o700)
+            stray = self._stray()
+            if stray:
+                raise UsageError(
+                    f"{self.path} is not a data directory and not empty (it holds {stray[0]})",
+                    hint="name an empty or new directory",
+                )
+            version = Version(FORMAT, uuid.uuid4().hex)
         disk.replace_file(self.path / "VERSION", msgspec.json.encode(version))
         return version
 
