@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -23,6 +24,7 @@ from tests.servers.tls import Authority, authority, door
 
 from penstock import adaptors as a
 from penstock.adaptors.base import Adaptor
+from penstock.adaptors.mysql.connection import Server
 from penstock.base import secrets
 from penstock.base.errors import AwayError, PenstockError, UsageError
 from penstock.testing.adaptors import Holds, Row, SinkSubject
@@ -243,6 +245,19 @@ def test_mysql(mariadb_tls: MySqlServer, trust: Authority, tmp_path: Path) -> No
         assert reading.until(lambda: len(log.messages) == 2, PATIENCE)
     check_refused(made, trust)
     check_files(made, tmp_path)
+
+
+@pytest.mark.xdist_group("mariadb")
+def test_mysql_speaks_tls_unasked_and_reads_no_certificates_for_each_connection(
+    mariadb_tls: MySqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is checked by them."""
+    server = Server(mariadb_tls.uri())
+    server.connect().close()
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda *_: pytest.fail("they are read again"))
+    with closing(server.connect()) as session:
+        ((_, cipher),) = session.query("SHOW STATUS LIKE 'Ssl_cipher'")
+    assert cipher
 
 
 @pytest.mark.xdist_group("mariadb")

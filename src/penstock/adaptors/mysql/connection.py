@@ -8,10 +8,12 @@ for being slow, and notices within a minute that its server is gone.
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import unquote, urlsplit
 
 from penstock.adaptors import tls
@@ -67,6 +69,27 @@ _FOUND_ROWS = 2
 Rows = Sequence[tuple[Any, ...]]
 
 
+@cache
+def _driver() -> Any:
+    """The driver's connection, but that all share one context where TLS was not asked for.
+
+    There the driver takes what the server offers and checks nothing; and for each connection it would first read all
+    certificates that this machine trusts, 40 ms.
+    """
+
+    class Connection(need("pymysql", EXTRA).Connection):  # type: ignore[misc]
+        unchecked: ClassVar[ssl.SSLContext | None] = None
+
+        def _create_ssl_ctx(self, given: object) -> ssl.SSLContext:
+            if given:
+                return cast("ssl.SSLContext", super()._create_ssl_ctx(given))
+            if Connection.unchecked is None:
+                Connection.unchecked = super()._create_ssl_ctx(given)
+            return Connection.unchecked
+
+    return Connection
+
+
 @dataclass(frozen=True)
 class Server:
     """Where the server is, and as whom; picklable. The password is in the uri and never in an error."""
@@ -89,12 +112,11 @@ class Server:
         `raw` gives values as the bytes that the server sent; with `found_rows` an update counts the rows that it found,
         also those that it left as they were.
         """
-        pymysql = need("pymysql", EXTRA)
         parts = urlsplit(self.uri)
         encoders = need("pymysql.converters", EXTRA).encoders
         converting: dict[str, object] = {"conv": dict(encoders), "use_unicode": False} if raw else {}
         with self.telling("cannot connect"):
-            connection = pymysql.connect(
+            connection = _driver()(
                 host=parts.hostname or "localhost",
                 port=parts.port or PORT,
                 user=unquote(parts.username or ""),
