@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import threading
 import time
 from collections.abc import Callable
@@ -208,6 +209,45 @@ def test_calls_over_http_happen_once_for_a_key() -> None:
             echoing.cancel()
 
     asyncio.run(run())
+
+
+def test_without_a_token_no_web_page_is_answered_and_nonsense_is_the_callers_mistake(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A page of any site can have a browser post here: it called methods, and took away what was emitted."""
+    ports: list[int] = []
+
+    def serve(it: Shell) -> asyncio.Task[None]:
+        return asyncio.create_task(Ingress(it).serve("127.0.0.1", 0, ports.append))
+
+    def asked(path: str, **headers: str) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", ports[0], timeout=PATIENCE)
+        try:
+            connection.request("POST", path, b"[2]", headers)
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    def client() -> None:
+        assert asked("/call/add", Origin="http://evil.test") == 403
+        assert asked("/taken?number=9", Origin="null") == 403
+        assert asked("/call/add", Host=f"evil.test:{ports[0]}") == 421
+        assert asked("/call/add", Host=f"localhost:{ports[0]}") == 200
+        for path in ("/taken", "/taken?number=x", f"/taken?number={1 << 80}"):
+            assert asked(path) == 400
+
+    async def run() -> None:
+        it = shell(on_primary=serve)
+        async with pair(it) as (ic, _):
+            await ic.first_start()
+            echoing = asyncio.create_task(echo(ic))
+            await until(lambda: ports)
+            await asyncio.to_thread(client)
+            assert counter(it).total == 2
+            echoing.cancel()
+
+    asyncio.run(run())
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_what_waits_to_be_written_is_bounded_by_its_bytes_not_by_their_number(

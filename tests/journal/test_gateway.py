@@ -55,7 +55,7 @@ def test_GET_streams_content_and_says_in_a_trailer_why_it_ended() -> None:
         service.to_read = lambda: answers(metadata(), chunk(150, b"hello"), chunk(155, b", world"))
         async with serving(service) as port:
             answer = await exchange(
-                port, b"GET /a/journal?offset=150 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+                port, b"GET /a/journal?offset=150 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
             )
         head, _, body = answer.partition(b"\r\n\r\n")
         lines = head.decode("ascii").split("\r\n")
@@ -99,7 +99,9 @@ def test_a_body_ends_where_its_bytes_no_longer_adjoin(last: ReadResponse | Excep
         service = FakeService()
         service.to_read = lambda: answers(metadata(), chunk(150, b"hello"), last, chunk(155, b"never"))
         async with serving(service) as port:
-            answer = await exchange(port, b"GET /a/journal HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            answer = await exchange(
+                port, b"GET /a/journal HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            )
         assert answer.endswith(b"5\r\nhello\r\n0\r\nX-Close-Error: " + reason.encode() + b"\r\n\r\n")
         assert service.read_closed.is_set()
 
@@ -127,7 +129,7 @@ def test_a_connection_goes_on_after_trailers() -> None:
         service.to_read = lambda: answers(metadata(), chunk(150, b"hello"))
         async with serving(service) as port, connected(port) as client:
             for _ in range(3):
-                await client.send(b"GET /a/journal HTTP/1.1\r\nHost: x\r\n\r\n")
+                await client.send(b"GET /a/journal HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert "206" in await client.head()
                 assert await client.reader.readuntil(b"X-Close-Error: broker terminated RPC\r\n\r\n")
 
@@ -139,7 +141,7 @@ def test_HTTP_1_0_gets_the_bare_body() -> None:
         service = FakeService()
         service.to_read = lambda: answers(metadata(), chunk(150, b"hello"), chunk(155, b", world"))
         async with serving(service) as port:
-            answer = await exchange(port, b"GET /a/journal HTTP/1.0\r\nHost: x\r\n\r\n")
+            answer = await exchange(port, b"GET /a/journal HTTP/1.0\r\nHost: localhost\r\n\r\n")
         head, _, body = answer.partition(b"\r\n\r\n")
         assert b"206" in head
         assert b"Trailer" not in head
@@ -152,11 +154,11 @@ def test_HEAD_asks_for_metadata_only() -> None:
     async def test() -> None:
         service = FakeService()
         async with serving(service) as port, connected(port) as client:
-            await client.send(b"HEAD /a/journal?offset=-1&block=true HTTP/1.1\r\nHost: x\r\n\r\n")
+            await client.send(b"HEAD /a/journal?offset=-1&block=true HTTP/1.1\r\nHost: localhost\r\n\r\n")
             head = await client.head()
             assert head.startswith("HTTP/1.1 206 ")
             assert f"Content-Range: bytes 150-{MAX}/{MAX}\r\n" in head
-            await client.send(b"HEAD /a/journal HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            await client.send(b"HEAD /a/journal HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             assert (await client.rest()).startswith(b"HTTP/1.1 206 ")
         request = service.reads[0][0]
         assert (request.metadata_only, request.offset, request.block) == (True, -1, True)
@@ -225,8 +227,12 @@ def test_what_should_not_happen_is_not_told_to_clients() -> None:
         service.to_read = lambda: answers(metadata(), RuntimeError("internals"))
         service.append_error = RuntimeError("internals")
         async with serving(service) as port:
-            broken = await exchange(port, b"GET /a/journal HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            failed = await exchange(port, b"PUT /a/journal HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+            broken = await exchange(
+                port, b"GET /a/journal HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            )
+            failed = await exchange(
+                port, b"PUT /a/journal HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+            )
         assert b"internals" not in broken + failed
         assert not broken.endswith(b"0\r\n\r\n"), "a client could take the body for whole"
         assert b" 500 " in failed
@@ -313,9 +319,7 @@ def test_names_that_are_not_of_journals_reach_nothing(path: str) -> None:
         service = FakeService()
         async with serving(service) as port:
             for method in ("GET", "HEAD", "PUT"):
-                line = (
-                    f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-                )
+                line = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
                 answer = await exchange(port, line.encode("latin-1"))
                 assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 ")), answer
         assert service.untouched
@@ -337,7 +341,7 @@ def test_names_are_decoded_once(path: str, journal: str) -> None:
     async def test() -> None:
         service = FakeService()
         async with serving(service) as port:
-            line = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            line = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
             answer = await exchange(port, line.encode())
         assert answer.startswith(b"HTTP/1.1 206 ")
         assert service.reads[0][0].journal == journal
@@ -427,7 +431,7 @@ def test_the_gateway_follows_a_journal_as_it_grows() -> None:
 
         service.to_read = follow
         async with serving(service) as port, connected(port) as client:
-            await client.send(b"GET /a/journal?block=true HTTP/1.1\r\nHost: x\r\n\r\n")
+            await client.send(b"GET /a/journal?block=true HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert "206" in await client.head()  # before there is any content
             for offset, content in ((150, b"one"), (153, b"two")):
                 more.put_nowait(chunk(offset, content))
@@ -498,10 +502,9 @@ def test_two_authorizations_are_none() -> None:
         service = FakeService()
         token = _token(Capability.ALL)["Authorization"]
         async with serving(service, _keyed()) as port:
-            lines = (
-                f"GET /a/journal HTTP/1.1\r\nHost: x\r\nAuthorization: {token}\r\nAuthorization: {token}\r\n"
-            )
-            answer = await exchange(port, f"{lines}Connection: close\r\n\r\n".encode())
+            twice = f"Authorization: {token}\r\nAuthorization: {token}\r\n"
+            lines = f"GET /a/journal HTTP/1.1\r\nHost: localhost\r\n{twice}Connection: close\r\n\r\n"
+            answer = await exchange(port, lines.encode())
         assert b" 400 " in answer.partition(b"\r\n")[0]
         assert service.untouched
 
@@ -511,7 +514,7 @@ def test_two_authorizations_are_none() -> None:
 def test_a_client_that_asks_first_is_invited_only_if_it_is_authorized() -> None:
     async def test() -> None:
         service = FakeService()
-        ask = "PUT /a/journal HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nExpect: 100-continue\r\n"
+        ask = "PUT /a/journal HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nExpect: 100-continue\r\n"
         async with serving(service, _keyed()) as port:
             async with connected(port) as client:
                 await client.send(f"{ask}\r\n".encode())
@@ -540,7 +543,7 @@ def test_a_read_ends_with_the_token_it_was_allowed_by() -> None:
         claims = Claims(Capability.READ, parse_selector(""))
         token = bearer(sign(KEYS, claims, now=time.time() - 3599, lifetime=3600))
         async with serving(service, _keyed()) as port:
-            lines = f"GET /a/journal?block=true HTTP/1.1\r\nHost: x\r\nAuthorization: {token}\r\n"
+            lines = f"GET /a/journal?block=true HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\n"
             answer = await exchange(port, f"{lines}Connection: close\r\n\r\n".encode())
         assert b" 206 " in answer.partition(b"\r\n")[0]
         assert b"hello" in answer

@@ -19,8 +19,8 @@ from penstock.journal.service import Service
 
 from .gateways import FakeService, RawClient, answers, chunk, connected, exchange, in_loop, metadata, serving
 
-GET = b"GET /a/journal HTTP/1.1\r\nHost: x\r\n\r\n"
-PUT = b"PUT /a/journal HTTP/1.1\r\nHost: x\r\n"
+GET = b"GET /a/journal HTTP/1.1\r\nHost: localhost\r\n\r\n"
+PUT = b"PUT /a/journal HTTP/1.1\r\nHost: localhost\r\n"
 
 
 async def _trickle(client: RawClient, content: bytes, pause: float) -> float:
@@ -36,7 +36,7 @@ async def _trickle(client: RawClient, content: bytes, pause: float) -> float:
     return asyncio.get_running_loop().time() - began
 
 
-@pytest.mark.parametrize("first", [b"", b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n"])
+@pytest.mark.parametrize("first", [b"", b"GET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n"])
 def test_a_request_that_never_comes_whole_is_dropped(first: bytes) -> None:
     async def test() -> None:
         async with serving(FakeService(), request_timeout=0.3) as port, connected(port) as client:
@@ -61,7 +61,9 @@ def test_the_body_of_a_json_request_has_to_come_in_time() -> None:
     async def test() -> None:
         service = FakeService()
         async with serving(service, request_timeout=0.2) as port, connected(port) as client:
-            await client.send(b"POST /v1/journals/list HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            await client.send(
+                b"POST /v1/journals/list HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+            )
             assert (await client.head()).startswith("HTTP/1.1 408 ")
         assert service.untouched
 
@@ -71,9 +73,9 @@ def test_the_body_of_a_json_request_has_to_come_in_time() -> None:
 @pytest.mark.parametrize(
     "request_bytes",
     [
-        b"GET /a/journal HTTP/1.1\r\nHost: x\r\nX-Big: " + b"x" * 10_000_000 + b"\r\n\r\n",
-        b"GET /a/journal HTTP/1.1\r\nHost: x\r\n" + b"X-Many: x\r\n" * 100_000 + b"\r\n",
-        b"GET /a/" + b"x" * 10_000_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /a/journal HTTP/1.1\r\nHost: localhost\r\nX-Big: " + b"x" * 10_000_000 + b"\r\n\r\n",
+        b"GET /a/journal HTTP/1.1\r\nHost: localhost\r\n" + b"X-Many: x\r\n" * 100_000 + b"\r\n",
+        b"GET /a/" + b"x" * 10_000_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"\r\n" * 1_000_000,

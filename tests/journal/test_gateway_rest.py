@@ -189,6 +189,33 @@ def test_pages_of_allowed_origins_may_call(allowed: list[str], origin: str, expe
 
 
 @pytest.mark.parametrize(
+    "headers, status",
+    [
+        ({"Origin": "http://evil.test"}, 403),
+        ({"Host": "evil.test"}, 421),
+        ({"Origin": "http://evil.test", "Host": "evil.test"}, 403),
+        ({"Origin": "https://ours.test"}, 204),
+        ({"Host": "localhost"}, 204),
+    ],
+    ids=str,
+)
+def test_without_keys_no_page_of_others_reads_or_appends(headers: dict[str, str], status: int) -> None:
+    """Under a name of its own that leads to this machine, a page may ask for anything that its browser can send."""
+
+    async def test() -> None:
+        service = FakeService()
+        async with browsing(service, allow_origins=["https://ours.test"]) as client:
+            async with client.put("/a/journal", data=b"x", headers=headers) as response:
+                assert response.status == status
+            assert service.committed == (status == 204)
+            if status != 204:
+                async with client.get("/a/journal", headers=headers) as response:
+                    assert response.status == status
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize(
     "package, module", [("aiohttp", "gateway"), ("prometheus_client", "prometheus")], ids=str
 )
 def test_a_missing_extra_is_told_with_how_to_get_it(package: str, module: str) -> None:

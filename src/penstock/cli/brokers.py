@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
 import signal
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 
 from penstock.base.errors import UsageError
+from penstock.base.webpages import is_loopback
 from penstock.cli.broker_cluster import ClusterSettings, cluster_options
 from penstock.cli.common import data_dir_option, emit, json_option, wants_json
 from penstock.cli.tokens import token
@@ -161,7 +161,7 @@ def serve(
     from penstock.journal.datadir import DataDir
 
     options = _options(auth_keys, cluster, told)
-    if not auth_keys and not _is_local(options.listen or ""):
+    if not auth_keys and not is_loopback((options.listen or "").rpartition(":")[0]):
         open_to = f"everybody who reaches {options.listen} may read and write all journals"
         click.echo(f"Warning: {open_to}. --auth-keys protects them.", err=True)
     logging.basicConfig(
@@ -264,16 +264,6 @@ def _advertised(listen: str) -> str:
 
     host, _ = split_address(listen)
     return f"{socket.gethostname()}:0" if host.strip("[]") in ("0.0.0.0", "::") else ""
-
-
-def _is_local(listen: str) -> bool:
-    host = listen.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _tls(cert_file: Path | None, key_file: Path | None, client_ca_file: Path | None) -> ServerTls | None:

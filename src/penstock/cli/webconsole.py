@@ -209,7 +209,7 @@ def beside_run(
         yield
         return
     _require_extra()
-    from penstock.console.access import is_loopback
+    from penstock.base.webpages import is_loopback
     from penstock.console.definitions import Definitions
     from penstock.console.serving import beside
 

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from penstock.base.errors import UsageError
 from penstock.base.secrets import register
+from penstock.base.webpages import is_loopback
 
 OPERATOR, VIEWER = "operator", "viewer"
 SESSION_SECONDS = 12 * 3600.0
@@ -64,15 +65,6 @@ class Session:
     csrf: str
     user: User
     expires: float
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def credential(name: str, role: str, secret: str) -> Credential:

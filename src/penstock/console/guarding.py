@@ -21,7 +21,8 @@ from aiohttp import web
 
 from penstock.base.errors import AwayError, InUseError, PenstockError, UsageError
 from penstock.base.secrets import mask
-from penstock.console.access import Access, Session, User, is_loopback
+from penstock.base.webpages import is_loopback
+from penstock.console.access import Access, Session, User
 from penstock.console.answers import HEADERS, problem
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,8 @@ from pathlib import Path
 from aiohttp import web
 
 from penstock.base.errors import UsageError
-from penstock.console.access import Access, Credential, is_loopback
+from penstock.base.webpages import is_loopback
+from penstock.console.access import Access, Credential
 from penstock.console.actions import Actions
 from penstock.console.cluster import Cluster
 from penstock.console.definitions import Definitions

@@ -3,7 +3,7 @@
 Every request for a journal is authorized by the caller's own `Authorization` header, which the original leaves out
 (reference, 24, quirk 1); without a good one the answer is 401. `/ready`, `/metrics` and their `/debug` names are open:
 they tell names of journals and numbers, never content. These paths, and those below `/v1/journals`, hide journals
-that are called the same.
+that are called the same. A broker without keys answers no web page but those of `allow_origins` (`base.webpages`).
 
 Nothing is buffered whole: bodies are passed on as they come, in both directions, at the pace of the slower side. A
 client that goes away ends what it had asked for; one that sends no complete request, or takes nothing of its answer, is
@@ -19,7 +19,8 @@ from ssl import SSLContext
 from typing import Final
 
 from penstock.base.errors import PenstockError, UsageError
-from penstock.journal.auth import Authorizer, UnauthenticatedError
+from penstock.base.webpages import refusal
+from penstock.journal.auth import Authorizer, OpenAuthorizer, UnauthenticatedError
 from penstock.journal.gateway_http import Exchange, HttpError, HttpProcessingError, web
 from penstock.journal.gateway_journals import CLOSE_ERROR, Journals
 from penstock.journal.gateway_rest import LIST, READ, Rest
@@ -63,6 +64,8 @@ class Gateway:
         self._journals = Journals(service, authorizer, body_timeout=request_timeout)
         self._rest = Rest(service, authorizer, body_timeout=request_timeout)
         self._origins = frozenset(allow_origins)
+        self._open = isinstance(authorizer, OpenAuthorizer)
+        self._host = ""
         self._metrics = metrics
         self._ready = ready
         self._request_timeout = request_timeout
@@ -75,6 +78,7 @@ class Gateway:
 
     async def start(self, host: str, port: int, ssl: SSLContext | None = None) -> int:
         """Listen, and return the port, which matters if 0 was asked for."""
+        self._host = host
         # A request that goes away cancels its handler, and with it the call. What a client compressed, it reads
         # compressed: the body is the content.
         self._server = web.Server(
@@ -124,6 +128,8 @@ class Gateway:
                 return exchange.answer(204)
             if path in _PAGES:
                 return self._page(exchange, path)
+            if self._open and (refused := refusal(self._host, request.headers, self._origins)) is not None:
+                raise HttpError(refused.status, f"{refused.why}\n")
             if path in (LIST, READ):
                 return await self._rest.answer(exchange, path)
             return await self._journals.answer(exchange, path, query)

@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
-from ipaddress import ip_address
 from pathlib import Path
 from ssl import SSLContext
 from typing import TYPE_CHECKING
@@ -33,6 +32,7 @@ from penstock.adaptors.http.bodies import pieces
 from penstock.adaptors.http.inbox import Inbox, Post, seen
 from penstock.adaptors.needs import need
 from penstock.base.errors import AwayError
+from penstock.base.webpages import is_loopback
 from penstock.log.message import Message, Mode, Op, Resume
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class ListenSource(Source):
 
     def _open_doors(self) -> Iterator[Finding]:
         settings = self._settings
-        if _is_loopback(settings.address[0]):
+        if is_loopback(settings.address[0]):
             return
         if not (settings.token or settings.secret or settings.ca):
             yield Finding(
@@ -210,10 +210,3 @@ class ListenSource(Source):
                 f"what is posted to {settings.listen} is not encrypted, nor is the token",
                 "set 'certificate' and 'private_key', or have a proxy in front speak https",
             )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

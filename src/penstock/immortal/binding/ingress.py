@@ -9,7 +9,8 @@
     GET  /emitted?after=N    what was emitted behind number N; waits a while for more
     POST /taken?number=N     the pipeline's log has it up to N
 
-Only a primary listens. A request whose answer does not come in time may still happen: ask again with the same key.
+Only a primary listens, and without a token it answers no web page (`base.webpages`). A request whose answer does not
+come in time may still happen: ask again with the same key.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.base.errors import UsageError
+from penstock.base.webpages import refusal
 from penstock.immortal.binding.shell import Shell
 from penstock.immortal.binding.snapshot import Outcome, SinkState
 
@@ -59,7 +61,7 @@ class Ingress:
         """Serve until cancelled."""
         from aiohttp import web
 
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[self._checked()])
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[self._checked(host)])
         app.router.add_post("/call/{method}", self._call)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/methods/{method}", self._method)
@@ -80,23 +82,28 @@ class Ingress:
         finally:
             await runner.cleanup()
 
-    def _checked(self) -> Any:
+    def _checked(self, host: str) -> Any:
         from aiohttp import web
 
         @web.middleware
         async def checked(
             request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
         ) -> web.StreamResponse:
-            given = request.headers.get("Authorization", "")
-            if self._token and not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+            given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+            if self._token and not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
                 return answer({"error": "Unauthorized", "message": "a bearer token is wanted"}, 401)
+            refused = None if self._token else refusal(host, request.headers)
+            if refused is not None:
+                return answer(
+                    {"error": "Forbidden", "message": f"{refused.why}, or set a token"}, refused.status
+                )
             if len(self._shell.waiting.futures) >= MAX_WAITING:
                 return answer({"error": "Busy", "message": f"{MAX_WAITING} calls wait already"}, 503)
             try:
                 return await handler(request)
             except UsageError as error:
                 return answer({"error": "UsageError", "message": str(error)}, 400)
-            except (msgspec.DecodeError, ValueError) as error:
+            except (msgspec.DecodeError, ValueError, OverflowError) as error:
                 return answer({"error": "BadRequest", "message": str(error)}, 400)
 
         return checked
@@ -192,7 +199,7 @@ class Ingress:
         return answer(page)
 
     async def _taken(self, request: web.Request) -> web.Response:
-        self._machine.services.taken(time.time(), int(request.query["number"]))
+        self._machine.services.taken(time.time(), int(request.query.get("number", "")))
         self._shell.wrote()
         return answer({})
 
