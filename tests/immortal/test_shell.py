@@ -211,6 +211,42 @@ def test_calls_over_http_happen_once_for_a_key() -> None:
     asyncio.run(run())
 
 
+def test_a_key_is_any_text_of_one_line_and_an_address_may_be_of_IPv6() -> None:
+    ports: list[int] = []
+
+    def serve(it: Shell) -> asyncio.Task[None]:
+        return asyncio.create_task(Ingress(it).serve("::1", 0, ports.append))
+
+    def client() -> None:
+        outside = Outside(f"[::1]:{ports[0]}")
+        assert outside.address == f"[::1]:{ports[0]}"
+        try:
+            for _ in range(2):
+                assert outside.call("add", [2], key="schl\u00fcssel \u9375") == 2
+            with pytest.raises(UsageError, match="one line"):
+                outside.call("add", [2], key="a\nb")
+        finally:
+            outside.close()
+
+    async def run() -> None:
+        async with pair(shell(on_primary=serve)) as (ic, _):
+            await ic.first_start()
+            echoing = asyncio.create_task(echo(ic))
+            await until(lambda: ports)
+            await asyncio.to_thread(client)
+            echoing.cancel()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "127.0.0.1:99999", "127.0.0.1:x", "[::1", "https://bank:80"]
+)
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match="HOST:PORT was expected"):
+        Outside(address)
+
+
 def test_without_a_token_no_web_page_is_answered_and_nonsense_is_the_callers_mistake(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

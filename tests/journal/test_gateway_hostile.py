@@ -321,6 +321,24 @@ def test_stopping_lets_what_is_under_way_end() -> None:
     in_loop(test)
 
 
+def test_an_address_of_IPv6_stands_in_brackets() -> None:
+    async def test() -> None:
+        gateway = Gateway(
+            cast("Service", FakeService()),
+            OpenAuthorizer(),
+            ready=lambda: (True, "ready"),
+            request_timeout=1.0,
+        )
+        port = await gateway.start("[::1]", 0, None)
+        try:
+            _, writer = await asyncio.open_connection("::1", port)
+            writer.close()
+        finally:
+            await gateway.stop(0.1)
+
+    in_loop(test)
+
+
 def test_a_port_in_use_is_told() -> None:
     async def test() -> None:
         async with serving(FakeService()) as port:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -106,6 +107,44 @@ def test_an_address_that_cannot_be_is_refused() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match="cannot listen"), serving(f"127.0.0.1:{port}", lambda: RUNNING):
             pass
+
+
+def test_who_sends_a_byte_now_and_then_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few such clients took all connections there are, for ever, and the run was taken for dead."""
+    monkeypatch.setattr("penstock.pipeline.serving._TIMEOUT", 0.3)
+    with serving("127.0.0.1:0", lambda: RUNNING) as address:
+        assert address is not None
+        host, port = address.split(":")
+        slow = [socket.create_connection((host, int(port)), timeout=0.05) for _ in range(32)]
+        deadline = time.monotonic() + 30
+        while slow:
+            assert time.monotonic() < deadline, f"{len(slow)} are still connected"
+            slow = [one for one in slow if drips(one)]
+        assert get(address, "/ready")[0] == 200
+
+
+def drips(client: socket.socket) -> bool:
+    """Send one more byte; whether the server still listens."""
+    try:
+        client.sendall(b"G")
+        return client.recv(100) != b""
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("port", ["8\u00b2", "65536", "-1", ""])
+def test_a_port_that_is_none_is_refused(port: str) -> None:
+    with pytest.raises(UsageError, match="is not HOST:PORT"), serving(f"127.0.0.1:{port}", lambda: RUNNING):
+        pass
+
+
+def test_an_address_of_IPv6_stands_in_brackets() -> None:
+    with serving("[::1]:0", lambda: RUNNING) as address:
+        assert address is not None
+        assert address.startswith("[::1]:")
+        assert get(address, "/ready")[0] == 200
 
 
 def test_no_address_serves_nothing() -> None:

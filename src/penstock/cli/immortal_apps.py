@@ -35,9 +35,9 @@ def _address(http: str | None) -> tuple[str, int] | None:
     if http is None:
         return None
     host, _, port = http.rpartition(":")
-    if not port.isdigit():
+    if not port.isdecimal() or int(port) > 65535:
         raise UsageError(f"--http {http}: HOST:PORT was expected")
-    return host or "127.0.0.1", int(port)
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def _tell(text: str) -> None:

@@ -41,7 +41,7 @@ class Door:
     def options(self) -> Options:
         """Checked: away from the loopback interface there must be a secret and TLS."""
         host, colon, port = self.listen.rpartition(":")
-        if not colon or not port.isdigit() or int(port) > 65535:
+        if not colon or not port.isdecimal() or int(port) > 65535:
             raise UsageError(f"'{self.listen}' is not HOST:PORT", hint=f"for example {DEFAULT_LISTEN}")
         host = host.strip("[]") or "127.0.0.1"
         if (self.cert_file is None) != (self.key_file is None):

@@ -125,7 +125,7 @@ class Streams:
         pipeline, node = request.match_info["pipeline"], request.query.get("node", "")
         at = await self._work(lambda: self._questions.tap(pipeline, node, request.query.get("side") or None))
         given = request.query.get("from", "")
-        start: int | None = int(given) if given.isdigit() else None
+        start: int | None = int(given) if given.isdecimal() else None
         self._taps += 1
         try:
             response = await self._stream(request)

@@ -97,7 +97,12 @@ class Gateway:
         loop = asyncio.get_running_loop()
         try:
             self._listener = await loop.create_server(
-                self._server, host or None, port, ssl=ssl, ssl_handshake_timeout=handshake, backlog=512
+                self._server,
+                host.strip("[]") or None,
+                port,
+                ssl=ssl,
+                ssl_handshake_timeout=handshake,
+                backlog=512,
             )
         except OSError as error:
             raise UsageError(f"cannot serve HTTP on {host}:{port}: {error.strerror or error}") from None

@@ -11,8 +11,9 @@ import logging
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
@@ -50,7 +51,7 @@ def serving(address: str | None, progress: Callable[[], Progress]) -> Iterator[s
         yield None
         return
     host, _, port = address.rpartition(":")
-    if not port.isdigit() or int(port) > 65535:
+    if not port.isdecimal() or int(port) > 65535:
         raise UsageError(
             f"'{address}' is not HOST:PORT", hint="for example --http 127.0.0.1:8401, or --http off"
         )
@@ -83,6 +84,8 @@ class _Server(ThreadingHTTPServer):
         self.progress = progress
         self.room = threading.BoundedSemaphore(_AT_ONCE)
         self._connections = threading.BoundedSemaphore(_CONNECTIONS)
+        self._since: dict[_Request, float] = {}
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
 
     def process_request(self, request: _Request, client_address: _Address) -> None:
@@ -92,10 +95,19 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: _Request, client_address: _Address) -> None:
+        self._since[request] = time.monotonic()
         try:
             super().process_request_thread(request, client_address)
         finally:
+            del self._since[request]
             self._connections.release()
+
+    def service_actions(self) -> None:
+        """Cut off who has been here for too long: to its timeout, a byte now and then is news."""
+        for request, since in list(self._since.items()):
+            if isinstance(request, socket.socket) and time.monotonic() - since > _TIMEOUT:
+                with suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: _Request, client_address: _Address) -> None:
         """A client that goes away in the middle is nothing to print a traceback for."""

@@ -17,14 +17,12 @@ class Outside:
     """The HTTP endpoint of an immortal; one connection, for one thread."""
 
     def __init__(self, address: str, *, token: str = "", timeout: float = 30.0) -> None:
-        parts = urlsplit(address if "//" in address else f"http://{address}")
-        if parts.scheme != "http" or not parts.hostname or not parts.port:
-            raise UsageError(f"'{address}': HOST:PORT was expected")
-        self.address = f"{parts.hostname}:{parts.port}"
-        self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout + 5)
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        host, port = _ends(address)
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._connection = http.client.HTTPConnection(host, port, timeout=timeout + 5)
+        self._headers = {"Authorization": _header(f"Bearer {token}")} if token else {}
 
-    def ask(self, verb: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
+    def ask(self, verb: str, path: str, body: bytes = b"", headers: dict[str, bytes] | None = None) -> bytes:
         """One request; raises `AwayError` where it may be tried again."""
         try:
             self._connection.request(verb, path, body or None, {**self._headers, **(headers or {})})
@@ -51,7 +49,7 @@ class Outside:
     def call(self, method: str, arguments: list[object], key: str = "") -> object:
         """Call an @impulse method; its result."""
         body = msgspec.json.encode(arguments)
-        headers = {"Idempotency-Key": key} if key else {}
+        headers = {"Idempotency-Key": _header(key)} if key else {}
         answer: dict[str, object] = msgspec.json.decode(
             self.ask("POST", f"/call/{quote(method)}", body, headers)
         )
@@ -63,6 +61,25 @@ class Outside:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _ends(address: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`, or of a URL."""
+    try:
+        parts = urlsplit(address if "//" in address else f"http://{address}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or not port or parts.scheme != "http":
+        raise UsageError(f"'{address}': HOST:PORT was expected")
+    return host, port
+
+
+def _header(text: str) -> bytes:
+    """A text that goes along in a header; the other side reads UTF-8."""
+    if not text.isprintable():
+        raise UsageError("a token or key is a text in one line")
+    return text.encode()
 
 
 def _argument(text: str) -> object:

@@ -63,12 +63,14 @@ async def listening(ingress: Ingress, host: str, port: int, tell: Callable[[str]
     The primary before this one may have it for a moment, so it is no reason to end.
     """
     told = False
+    shown = f"[{host}]" if ":" in host else host
     while True:
         try:
-            await ingress.serve(host, port, lambda at: tell(f"HTTP on {host}:{at}"))
+            await ingress.serve(host, port, lambda at: tell(f"HTTP on {shown}:{at}"))
         except OSError as error:
             if not told:
-                tell(f"cannot listen on {host}:{port}, trying again: {os.strerror(error.errno or 0)}")
+                why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+                tell(f"cannot listen on {shown}:{port}, trying again: {why}")
             told = True
         await asyncio.sleep(_PORT_POLL)
 
