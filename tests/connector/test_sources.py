@@ -160,6 +160,50 @@ def test_a_post_is_as_long_as_its_own_header_says_or_is_not_taken(head: bytes, t
     asyncio.run(test())
 
 
+def test_bodies_that_are_not_whole_yet_count_for_what_may_be_kept() -> None:
+    """A hundred senders that went on for ever took a hundred times 16 MiB, and nothing was kept."""
+
+    async def test() -> None:
+        posts = Posts("127.0.0.1", 0, name="posts")
+        posts.limit = 1 << 20
+        port = await posts.open()
+        posts.seek(None)
+        begun = b"POST / HTTP/1.1\r\nContent-Length: 400000\r\n\r\n" + bytes(399_999)
+        links = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        for _, writer in links:
+            writer.write(begun)
+        answers = [asyncio.create_task(reader.readline()) for reader, _ in links]
+        done, waiting = await asyncio.wait(answers, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        assert [one.result() for one in done] == [b"HTTP/1.1 503 Service Unavailable\r\n"]
+        for (_, writer), answer in zip(links, answers, strict=True):
+            if answer in waiting:
+                writer.write(b"!")
+        await eventually(lambda: [len(body) for body in posts.kept] == [400_000, 400_000])
+        posts.ack(2)
+        await asyncio.wait(waiting)
+        assert {one.result() for one in waiting} == {b"HTTP/1.1 200 OK\r\n"}
+        for _, writer in links:
+            writer.close()
+        posts.close()
+
+    asyncio.run(test())
+
+
+def test_a_client_that_says_nothing_leaves_no_traceback_at_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        posts = Posts("127.0.0.1", 0, name="posts")
+        port = await posts.open()
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HT")
+        await eventually(lambda: len(asyncio.all_tasks()) > 1)
+        posts.close()
+
+    asyncio.run(test())
+    assert not caplog.records
+
+
 def appended(file: Path, content: bytes) -> None:
     with file.open("ab") as more:
         more.write(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.connector.rig import COOKIE, Rig, eventually, ids_of, rigged
 from penstock.connector import frames as fr
 from penstock.connector import records, status
 from penstock.connector.frames import NOTHING_SEEN
+from penstock.connector.worker import Worker
 
 
 def test_messages_are_acknowledged_when_durable_and_stand_in_the_journal_once(tmp_path: Path) -> None:
@@ -428,6 +430,61 @@ def test_status_and_metrics_show_sessions_and_streams(tmp_path: Path) -> None:
         server.close()
 
     rigged(tmp_path / "d", test)
+
+
+def test_who_takes_nothing_of_an_answer_or_asks_nothing_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of each such client, as much was kept as it did not take, for as long as it liked."""
+
+    waiting: list[socket.socket] = []
+
+    async def large(worker: Worker, headers: dict[str, str], body: bytes) -> tuple[int, str, bytes]:
+        return 200, "text/plain", bytes(32 << 20)
+
+    async def test(rig: Rig) -> None:
+        from penstock.connector import web
+
+        monkeypatch.setattr(web, "_TIMEOUT", 0.5)
+        monkeypatch.setitem(web._HANDLERS, ("GET", "/status"), large)
+        worker = await rig.worker()
+        server = await web.serve(worker, "127.0.0.1:0")
+        host, _, port = worker.http.rpartition(":")
+        idle, asking = (socket.create_connection((host, int(port))) for _ in range(2))
+        with idle, asking:
+            asking.sendall(b"GET /status HTTP/1.1\r\n\r\n")
+            await eventually(lambda: ended(idle))
+            assert await asyncio.to_thread(taken, asking) < 32 << 20
+        monkeypatch.setattr(web, "_TIMEOUT", 60.0)
+        before = len(asyncio.all_tasks())
+        waits = socket.create_connection((host, int(port)))
+        await eventually(lambda: len(asyncio.all_tasks()) > before)
+        server.close()
+        waiting.append(waits)
+
+    rigged(tmp_path / "d", test)
+    waiting[0].close()
+    assert "Exception in callback" not in caplog.text
+
+
+def ended(client: socket.socket) -> bool:
+    client.setblocking(False)
+    try:
+        return client.recv(1) == b""
+    except BlockingIOError:
+        return False
+
+
+def taken(client: socket.socket) -> int:
+    """How many bytes come until the other side has gone."""
+    count = 0
+    client.setblocking(True)
+    try:
+        while piece := client.recv(1 << 20):
+            count += len(piece)
+    except ConnectionResetError:
+        pass
+    return count
 
 
 def test_snapshots_of_the_points_keep_claims_short_and_right(

@@ -346,6 +346,10 @@ class Datagrams(Kept):
             self._transport.close()
 
 
+class _NoRoomError(Exception):
+    """More is on its way than may be kept."""
+
+
 class Posts(Kept):
     """Bodies of HTTP posts. 200 means durable; 503: no room, or no worker."""
 
@@ -355,6 +359,8 @@ class Posts(Kept):
         self._patience = patience
         self._server: asyncio.Server | None = None
         self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._coming = 0
+        """Bytes of bodies that are not whole yet."""
 
     async def open(self) -> int:
         """Listen; the port."""
@@ -381,9 +387,13 @@ class Posts(Kept):
         try:
             async with asyncio.timeout(self._patience):
                 length = _length_of((await reader.readuntil(b"\r\n\r\n")).decode("latin-1"))
-                code = await self._posted(await reader.readexactly(length)) if length else "400 Bad Request"
-        except TimeoutError:
+                body = await self._body(reader, length)
+                code = await self._posted(body) if length else "400 Bad Request"
+        except (TimeoutError, _NoRoomError):
             code = "503 Service Unavailable"
+        except asyncio.CancelledError:  # by the end of all: who hears nothing posts again
+            writer.close()
+            return
         except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             code = "400 Bad Request"
         try:
@@ -393,6 +403,24 @@ class Posts(Kept):
             return
         finally:
             writer.close()
+
+    async def _body(self, reader: asyncio.StreamReader, length: int) -> bytes:
+        """So many bytes. What has come of them counts as what is kept does, however many senders there are."""
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            while size < length:
+                piece = await reader.read(min(length - size, _CHUNK))
+                if not piece:
+                    raise asyncio.IncompleteReadError(b"", length)
+                if self.size + self._coming + len(piece) > self.limit:
+                    raise _NoRoomError
+                pieces.append(piece)
+                size += len(piece)
+                self._coming += len(piece)
+        finally:
+            self._coming -= size
+        return b"".join(pieces)
 
     async def _posted(self, body: bytes) -> str:
         number = self.put(body)

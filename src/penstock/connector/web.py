@@ -29,7 +29,14 @@ log = logging.getLogger(__name__)
 _LIMIT = 64 << 10
 _TIMEOUT = 5.0
 _AT_ONCE = 32
-_CUT_OFF = (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError)
+_CUT_OFF = (
+    OSError,
+    TimeoutError,
+    asyncio.IncompleteReadError,
+    asyncio.LimitOverrunError,
+    ValueError,
+    asyncio.CancelledError,  # by the end of the worker
+)
 Answer = tuple[int, str, bytes]
 _REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 503: "Service Unavailable"}
 
@@ -51,14 +58,12 @@ async def serve(worker: Worker, listen: str) -> asyncio.Server:
         open_now += 1
         try:
             if open_now <= _AT_ONCE:
-                with suppress(
-                    OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError
-                ):
+                with suppress(*_CUT_OFF):
                     async with asyncio.timeout(_TIMEOUT):
                         await _exchange(worker, reader, writer)
         finally:
             open_now -= 1
-            writer.close()
+            writer.transport.abort()  # a close waits for a client that takes nothing
 
     try:
         server = await asyncio.start_server(connected, host, port, limit=_LIMIT)
@@ -90,6 +95,7 @@ async def _exchange(worker: Worker, reader: asyncio.StreamReader, writer: asynci
         f"Connection: close\r\n\r\n".encode()
     )
     writer.write(content)
+    writer.transport.set_write_buffer_limits(0)  # so that it waits for all of it
     await writer.drain()
 
 
