@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 from tests.journal.authority import Authority
@@ -296,6 +296,29 @@ def test_headers_of_any_bytes_are_refused_and_not_a_fault(shop: Place, header: s
             request = f"POST /api/pipelines/shop/do HTTP/1.1\r\nHost: {where.netloc}\r\n{header}\r\n"
             there.sendall(f"{request}Content-Length: 2\r\nConnection: close\r\n\r\n{{}}".encode("latin-1"))
             assert re.match(rb"HTTP/1.1 40[013] ", there.makefile("rb").readline())
+
+
+def test_connections_that_ask_nothing_are_limited_and_ended(
+    shop: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of anybody on the machine took the descriptors of the run beside, which ended for want of them."""
+    monkeypatch.setattr("penstock.console.serving._MOST_CONNECTIONS", 20)
+    monkeypatch.setattr("penstock.console.serving._IDLE_SECONDS", 3.0)
+    with console(shop.data) as at:
+        where = urlsplit(at)
+        idle = [socket.create_connection((where.hostname or "", where.port or 0)) for _ in range(40)]
+        for one in idle[20:]:
+            assert one.recv(1) == b"", "one too many is turned away at once"
+        for one in idle[:20]:
+            assert one.recv(1) == b"", "the others, after a while"
+            one.close()
+        assert Asker(at)("/api/session").status == 200
+
+
+@pytest.mark.parametrize("path", ["trace/" + "9" * 5000, "dead/" + "9" * 5000, "trace/\u0663", "dead/-1"])
+def test_a_number_that_is_none_is_not_found_and_not_a_fault(shop: Place, path: str) -> None:
+    with console(shop.data) as at:
+        assert Asker(at)(f"/api/pipelines/shop/{quote(path)}").status == 404
 
 
 EVIL = "<img src=x onerror=\"window.owned='yes'\"><script>window.owned='yes'</script>"

@@ -90,7 +90,7 @@ class Console:
         base = "/api/pipelines/{pipeline}"
         app.router.add_get(f"{base}/log", self._answer(lambda r, p: self._questions.log(p, r.query)))
         app.router.add_get(
-            f"{base}/trace/{{offset:\\d+}}",
+            f"{base}/trace/{{offset:[0-9]{{1,19}}}}",
             self._answer(lambda r, p: self._questions.trace(p, int(r.match_info["offset"]))),
         )
         app.router.add_get(
@@ -101,7 +101,7 @@ class Console:
             self._answer(lambda r, p: self._questions.letters(p, settled=r.query.get("settled") == "1")),
         )
         app.router.add_get(
-            f"{base}/dead/{{number:\\d+}}",
+            f"{base}/dead/{{number:[0-9]{{1,19}}}}",
             self._answer(lambda r, p: self._questions.letter(p, int(r.match_info["number"]))),
         )
         app.router.add_get(f"{base}/audit", self._answer(lambda r, p: self._questions.audit(p)))

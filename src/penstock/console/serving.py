@@ -1,4 +1,8 @@
-"""The console from its start to its end: for a command that does nothing else, or in a thread beside a run."""
+"""The console from its start to its end: for a command that does nothing else, or in a thread beside a run.
+
+Connections are limited, and those that ask nothing are ended: whoever is on the machine may open some, and each takes a
+descriptor that the run beside may need.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,8 @@ from penstock.console.server import Console
 
 DEFAULT_LISTEN = "127.0.0.1:8400"
 _STOP_SECONDS = 2.0
+_IDLE_SECONDS = 60.0
+_MOST_CONNECTIONS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +94,16 @@ async def serve(
     questions, actions = Questions(reaching, definitions), Actions(reaching, definitions)
     console = Console(lookout, questions, actions, access, options, cluster, cookie, run)
     runner = web.AppRunner(
-        console.application(), access_log=None, handle_signals=False, shutdown_timeout=_STOP_SECONDS
+        console.application(),
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=_STOP_SECONDS,
+        keepalive_timeout=_IDLE_SECONDS,
     )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, options.host, options.port, ssl_context=options.tls)
         try:
-            await site.start()
+            listener = await _listening(runner, options)
         except OSError as error:
             option = "--console-listen" if run else "--listen"
             raise UsageError(
@@ -102,17 +111,36 @@ async def serve(
             ) from None
         lookout.start()
         try:
-            ready(_address(runner, options))
+            ready(_address(listener, options))
             await stop.wait()
         finally:
+            listener.close()
             console.end()
             await asyncio.to_thread(lookout.stop)
     finally:
         await runner.cleanup()
 
 
-def _address(runner: web.AppRunner, options: Options) -> str:
-    port = runner.addresses[0][1]
+async def _listening(runner: web.AppRunner, options: Options) -> asyncio.Server:
+    server = runner.server
+    assert server is not None
+
+    def welcome() -> asyncio.Protocol:
+        return server() if len(server.connections) < _MOST_CONNECTIONS else _TurnedAway()
+
+    loop = asyncio.get_running_loop()
+    return await loop.create_server(welcome, options.host, options.port, ssl=options.tls, backlog=128)
+
+
+class _TurnedAway(asyncio.Protocol):
+    """A connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+def _address(listener: asyncio.Server, options: Options) -> str:
+    port = listener.sockets[0].getsockname()[1]
     host = f"[{options.host}]" if ":" in options.host else options.host
     return f"{'https' if options.tls else 'http'}://{host}:{port}/"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -27,6 +28,7 @@ _MOST_STREAMS = 64
 _MOST_TAPS = 16
 _KEEP_ALIVE = 10.0
 _TAP_EVERY = 0.5
+_OFFSET = re.compile(r"[0-9]{1,19}")
 
 T = TypeVar("T")
 
@@ -125,7 +127,7 @@ class Streams:
         pipeline, node = request.match_info["pipeline"], request.query.get("node", "")
         at = await self._work(lambda: self._questions.tap(pipeline, node, request.query.get("side") or None))
         given = request.query.get("from", "")
-        start: int | None = int(given) if given.isdecimal() else None
+        start: int | None = int(given) if _OFFSET.fullmatch(given) else None
         self._taps += 1
         try:
             response = await self._stream(request)
