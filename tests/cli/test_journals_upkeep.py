@@ -202,6 +202,36 @@ def test_suspend_tells_the_level_and_an_append_resumes(shell: Shell) -> None:
     assert all(record.get("suspend", {"level": "NONE"})["level"] == "NONE" for record in shell.lines("list"))
 
 
+def test_a_journal_that_nobody_serves_holds_up_no_command_on_others(shell: Shell) -> None:
+    """One journal that was put aside ended `prune` and `fragments` for all that were selected with it."""
+    aged(shell, 3, 2, 0.5)
+    shell.ok("suspend", "-l", "name=shop/orders")
+    assert [record["level"] for record in shell.lines("suspend", "-l", "name=shop/orders")] == ["FULL"]
+    assert len(shell.lines("fragments", "-l", "prefix=shop/")) == 3
+    assert shell.ok("prune", "-l", "prefix=shop/", "--yes") == "shop/items: 2 fragments deleted, 3 bytes\n"
+    shell.ok("reset-head", "-l", "prefix=shop/", "--yes")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("roll", "x"),
+        ("trim", "", "0", "--yes"),
+        ("trim", "shop/items", str(1 << 63), "--yes"),
+        ("roll", "\udcff/orders"),
+        ("store-health", "store"),
+        ("fragments", "-l", "name=shop/items", "--from", "9" * 20),
+        ("read", "-l", "name=shop/items", "--from", "9" * 20),
+    ],
+    ids=str,
+)
+def test_arguments_that_cannot_be_are_mistakes_of_the_request(
+    shell: Shell, arguments: tuple[str, ...]
+) -> None:
+    told = shell.fails(2, *arguments)
+    assert "unexpected" not in told
+
+
 def test_reset_head_asks_and_sets_the_head_to_the_end(shell: Shell) -> None:
     shell.append("shop/items", b"abc", roll=True)
     assert "Nothing was changed" in shell.fails(1, "reset-head", "-l", "name=shop/items", input="n\n")

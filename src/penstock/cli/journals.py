@@ -11,7 +11,7 @@ from penstock.base.errors import PenstockError
 from penstock.cli import journals_data, journals_edit, journals_prune, journals_upkeep
 from penstock.cli.common import emit, json_option, show, wants_json
 from penstock.cli.connection import Connection, broker_options
-from penstock.cli.selecting import parse_duration, parse_time, selected, selector_option
+from penstock.cli.selecting import parse_duration, parse_time, selector_option, served
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -192,7 +192,7 @@ def fragments(
     with connection.client() as client:
         found = [
             fragment
-            for journal in selected(client, selector)
+            for journal in served(client, selector)
             for fragment in client.fragments(
                 journal.spec.name, begin_mod_time=since, end_mod_time=until, signature_ttl=url_ttl
             )
@@ -249,6 +249,9 @@ def store_health(
       penstock journals store-health file:///
       penstock journals store-health s3://bucket/prefix/ --check-delete-prefix probe/
     """
+    from penstock.journal.validation_specs import validate_store
+
+    validate_store(url)
     with connection.client() as client:
         problem = client.store_health(url, check_delete_prefix=check_delete_prefix)
     if wants_json(ctx):

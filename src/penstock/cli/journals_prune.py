@@ -12,7 +12,7 @@ from penstock.base.errors import PenstockError, UsageError
 from penstock.base.units import counted
 from penstock.cli.common import emit, json_option, wants_json
 from penstock.cli.connection import Connection, broker_options
-from penstock.cli.selecting import confirm, selected, selector_option, yes_option
+from penstock.cli.selecting import confirm, selector_option, served, yes_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -60,7 +60,7 @@ def prune(
     with connection.client() as client:
         old = {
             journal.spec.name: outdated(journal.spec, _listed(client.fragments(journal.spec.name)), now)
-            for journal in selected(client, selector)
+            for journal in served(client, selector)
         }
         doomed = [fragment for fragments in old.values() for fragment in fragments]
         if not dry_run and doomed:

@@ -11,7 +11,7 @@ from penstock.base.errors import CorruptError, PenstockError
 from penstock.base.units import counted
 from penstock.cli.common import emit, json_option, show, visible, wants_json, warn
 from penstock.cli.connection import Connection, broker_options
-from penstock.cli.selecting import confirm, selected, selector_option, yes_option
+from penstock.cli.selecting import confirm, journal_argument, selected, selector_option, served, yes_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,10 +45,8 @@ def check(ctx: click.Context, *, connection: Connection, selector: LabelSelector
     findings: list[tuple[str, Finding]] = []
     looked_at = 0
     with connection.client() as client:
-        for journal in selected(client, selector or LabelSelector()):
+        for journal in served(client, selector or LabelSelector()):
             name = journal.spec.name
-            if _without_brokers(journal):
-                continue
             looked_at += 1
             fragments, found = _examined_or_refused(client, name, sums=sums)
             findings += [(name, finding) for finding in found]
@@ -207,7 +205,7 @@ def reset_head(
     from penstock.pipeline.clock import now_us
 
     with connection.client() as client:
-        journals = [journal for journal in selected(client, selector) if not _without_brokers(journal)]
+        journals = served(client, selector)
         names = [journal.spec.name for journal in journals]
         if explain:
             names = _explained(ctx, client, journals)
@@ -280,8 +278,8 @@ def history(ctx: click.Context, *, connection: Connection, journal: str | None, 
 
 
 @click.command(short_help="Delete what lies below an offset.")
-@click.argument("journal")
-@click.argument("offset", type=click.IntRange(min=0))
+@journal_argument
+@click.argument("offset", type=click.IntRange(0, (1 << 63) - 1))
 @yes_option
 @broker_options
 @json_option
@@ -309,7 +307,7 @@ def trim(ctx: click.Context, *, connection: Connection, journal: str, offset: in
 
 
 @click.command(short_help="Close the fragment that is being written.")
-@click.argument("journal")
+@journal_argument
 @broker_options
 @json_option
 @click.pass_context
@@ -327,12 +325,6 @@ def roll(ctx: click.Context, *, connection: Connection, journal: str) -> None:
         emit({"journal": journal, "offset": done.offset})
     else:
         click.echo(f"{journal}: the next fragment begins at {done.offset}")
-
-
-def _without_brokers(journal: ListResponse.Journal) -> bool:
-    from penstock.journal.upkeep import without_brokers
-
-    return without_brokers(journal)
 
 
 def _some(names: Sequence[str]) -> str:

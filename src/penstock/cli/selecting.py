@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.journal.protocol import LabelSelector, ListResponse
 
 F = TypeVar("F", bound=Callable[..., object])
+_SECONDS = re.compile("[0-9]{1,18}")
 
 
 def _parse_selector(_: click.Context, __: click.Parameter, value: str | None) -> LabelSelector | None:
@@ -55,11 +57,30 @@ def selected(client: Client, selector: LabelSelector) -> list[ListResponse.Journ
     return found
 
 
+def served(client: Client, selector: LabelSelector) -> list[ListResponse.Journal]:
+    """As `selected`, without those that are suspended to zero replicas: they are empty, and nobody tells of them."""
+    from penstock.journal.upkeep import without_brokers
+
+    return [journal for journal in selected(client, selector) if not without_brokers(journal)]
+
+
+def _check_journal(_: click.Context, __: click.Parameter, value: str) -> str:
+    from penstock.journal.tokens import field
+    from penstock.journal.validation_specs import validate_request_journal
+
+    with field("JOURNAL"):
+        validate_request_journal(value)
+    return value
+
+
+journal_argument: Callable[[F], F] = click.argument("journal", callback=_check_journal)
+
+
 def parse_time(_: click.Context, __: click.Parameter, value: str | None) -> int:
     """Unix seconds, or a date and time as ISO 8601 has them (UTC if no zone is given); 0 if not given."""
     if value is None:
         return 0
-    if value.isascii() and value.isdigit():
+    if _SECONDS.fullmatch(value):
         return int(value)
     try:
         moment = datetime.fromisoformat(value)
