@@ -168,6 +168,11 @@ def test_a_case_that_can_never_be_fails_and_says_why(bench: Shop, case: str, wor
     assert (result.exit_code, words in result.stdout) == (1, True)
 
 
+@pytest.mark.parametrize("file", [".", ""])
+def test_what_is_no_file_has_no_cases(bench: Shop, file: str) -> None:
+    assert "is no pipeline file" in bench.fails(2, "test", file)
+
+
 def test_without_cases_it_says_where_to_write_them(bench: Shop) -> None:
     said = bench.fails(2, "test", "shop.py")
     assert "there are no cases for shop.py" in said

@@ -135,6 +135,7 @@ def test_send_takes_lines_as_they_come_and_ends_when_told_though_the_pipe_is_ope
     ("arguments", "code", "told"),
     [
         (["nowhere.log"], 2, ["there is no nowhere.log"]),
+        (["{path}/caf\udce9.log"], 2, ["is not UTF-8", "--stream NAME"]),
         (["--to", "nonsense", "--stream", "s"], 2, ["expected HOST:PORT", "127.0.0.1:7110"]),
         (["--instance", "../x", "--stream", "s"], 1, ["no instance can be called '../x'"]),
         (["--cookie-file", "{path}/other", "--stream", "s"], 1, ["Bad cookie", "--cookie-file"]),
@@ -151,6 +152,7 @@ def test_what_send_cannot_do_it_says_with_what_to_do(
 ) -> None:
     (place.path / "other").write_text("guess")
     (place.path / "empty").write_text("")
+    (place.path / "caf\udce9.log").write_text("")
     given = [each.format(path=place.path, free=free_port()) for each in arguments]
     plain = ["--to", place.addresses[0], "--instance", "i", *place.cookie]
     left = [each for at in range(0, len(plain), 2) if plain[at] not in given for each in plain[at : at + 2]]

@@ -202,3 +202,9 @@ def test_a_directory_whose_maker_was_killed_can_be_opened_whatever_was_lost(step
         assert all(version.id == mark.value for mark in marks)
 
     check(record, verify, seed=steps)
+
+
+def test_a_path_that_is_no_text_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not UTF-8"):
+        DataDir(tmp_path / "caf\udce9").create(Disk())
+    assert not (tmp_path / "caf\udce9").exists()

@@ -257,6 +257,16 @@ def second(name: str) -> str:
     )
 
 
+def test_the_path_of_a_file_may_be_any_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "caf\udce9.py"
+    file.write_text(
+        "from penstock import Pipeline, adaptors as a\n"
+        "p = Pipeline('p')\n"
+        "p.source('in', a.file(uri='file://in.jsonl')).save('out', a.file(uri='file://out.jsonl'))\n"
+    )
+    assert load_pipeline(file).name == "p"
+
+
 def test_of_several_pipelines_one_is_named(tmp_path: Path) -> None:
     file = written(tmp_path / "two.py", SHOP + second("mall"))
     error = refusal(lambda: load_pipeline(file))

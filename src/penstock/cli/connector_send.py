@@ -96,12 +96,24 @@ def _streams(files: Sequence[Path], name: str | None, *, follow: bool) -> list[S
     for file in files:
         if not file.exists():
             raise UsageError(f"there is no {file}")
+        if name is None and not _is_utf8(file.name):
+            raise UsageError(
+                f"the name of {file} is not UTF-8, as that of a stream is",
+                hint="name the stream: --stream NAME",
+            )
     return [
         DirectoryLines(file, name=name, follow=follow)
         if file.is_dir()
         else Lines(file, name=name, follow=follow)
         for file in files
     ]
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        return name.encode() is not None
+    except UnicodeEncodeError:  # the name of a file may be any bytes
+        return False
 
 
 async def _send(

@@ -143,6 +143,13 @@ class DataDir:
 
         A directory of an earlier format is read as it is, and belongs to this one from now on.
         """
+        try:
+            str(self.path).encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"the path {self.path} is not UTF-8, and clients are told of it as text",
+                hint="name another directory with --data-dir",
+            ) from None
         if self.exists:
             disk.sync_dir(self.path)  # whoever made it may have died before that
             version = self.version()

@@ -103,6 +103,8 @@ class CaseResult:
 
 def find_cases(pipeline_file: Path) -> Path:
     """The file of cases beside a pipeline file."""
+    if not pipeline_file.name:
+        raise UsageError(f"{pipeline_file} is no pipeline file")
     stem = pipeline_file.name.removesuffix(pipeline_file.suffix)
     places = [pipeline_file.with_name(stem + ending) for ending in ENDINGS]
     for place in places:

@@ -217,7 +217,7 @@ def _checked_name(what: str, name: object) -> str:
     if not NAME.fullmatch(name):
         raise UsageError(
             f"{what} cannot be named '{name}'",
-            hint="a name has 1 to 64 letters, digits, '_', '.' or '-', and starts with a letter or digit",
+            hint="a name has 1 to 64 ASCII letters, digits, '_', '.' or '-', and starts with a letter or digit",
         )
     return name
 

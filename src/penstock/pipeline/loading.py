@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import inspect
 import linecache
+import os
 import re
 import sys
 import traceback
@@ -96,7 +97,7 @@ def _fresh_module(path: Path) -> ModuleType:
 
     The name is one that no worker process can import by accident; see `Pipeline.modules`.
     """
-    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:8]
     module = ModuleType(f"penstock_pipeline_{digest}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module

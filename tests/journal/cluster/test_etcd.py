@@ -458,6 +458,8 @@ def test_addresses(address: str, tls: bool, target: str, secure: bool) -> None:
         ("ftp://etcd:2379", False),
         ("http://etcd:2379/path", False),
         ("http://root:secret@etcd:2379", False),
+        ("http://root:secret@[::1:2379", False),
+        ("http://[::1:2379", False),
         ("http://etcd:2379", True),
         ("", False),
     ],

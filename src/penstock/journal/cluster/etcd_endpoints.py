@@ -138,13 +138,13 @@ class Endpoints:
 def endpoint_of(address: str, *, tls: bool) -> Endpoint:
     """Read an address: `http://host:port`, `https://host:port`, or `host:port` (with TLS if that was asked for)."""
     found = "://" in address
-    url = urlsplit(address if found else f"{'https' if tls else 'http'}://{address}")
-    if "@" in url.netloc:
+    if "@" in address:
         raise UsageError(
             "an address of etcd has a user in it", hint="name etcd's user and password apart from it"
         )
     wrong = UsageError(f"'{address}' is no address of etcd", hint="write http://host:2379")
     try:
+        url = urlsplit(address if found else f"{'https' if tls else 'http'}://{address}")
         port = url.port
     except ValueError:
         raise wrong from None
