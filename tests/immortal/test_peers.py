@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,12 +26,15 @@ from penstock.immortal.wire import (
     MessageType,
     ReplayFrom,
     RpcType,
+    batch,
+    counted_batch,
     encode_int,
     encode_message,
     incoming,
     outgoing,
     split_messages,
 )
+from penstock.immortal.wire.rpc import OWN_METHODS
 from penstock.journal.tls import ServerTls
 
 __all__ = ["broker"]
@@ -74,6 +78,20 @@ def test_strangers_are_refused(broker: str) -> None:
 
 
 ONE = incoming(Call(1, RpcType.FORK, b'{"n": 1}'))
+TEN = incoming(Call(1, RpcType.FORK, b'{"n": 10}'))
+
+
+async def sent_away(place: Place, name: str, *messages: bytes) -> None:
+    """Who sends this has its stream ended."""
+    serving = (await about.read(place.client, name)).serving
+    assert serving is not None
+    reader, writer = await asyncio.open_connection(serving.host, serving.port)
+    writer.write(line(Hello(name, serving.password, "liar", "x", 1)))
+    assert not (await read_line(reader, Welcome)).error
+    writer.write(b"".join(messages))
+    async with asyncio.timeout(60):
+        await reader.read()
+    writer.close()
 
 
 @pytest.mark.parametrize(
@@ -95,20 +113,11 @@ def test_a_batch_that_lies_never_reaches_the_log(broker: str, kind: MessageType,
     async def test(place: Place, options: Options) -> None:
         async with instance(place, options) as one:
             await one.until(lambda: "record 0" in one.lb.seen)
-            serving = (await about.read(place.client, options.name)).serving
-            assert serving is not None
-            reader, writer = await asyncio.open_connection(serving.host, serving.port)
-            writer.write(line(Hello(options.name, serving.password, "liar", "x", 1)))
-            assert not (await read_line(reader, Welcome)).error
-            writer.write(encode_message(MessageType.RPC, b"\x00\x02\x01" + b'{"n": 10}'))
             if kind == MessageType.COUNT_REPLAYABLE_RPC_BATCH:
                 poisoned = poison[:1] + encode_int(0) + poison[1:]
             else:
                 poisoned = poison
-            writer.write(encode_message(kind, poisoned))
-            async with asyncio.timeout(60):
-                await reader.read()  # it is sent away
-            writer.close()
+            await sent_away(place, options.name, TEN, encode_message(kind, poisoned))
             await one.until(lambda: one.app.state["sum"] == 10)
         async with instance(place, options) as one:
             one_more = 100
@@ -117,6 +126,36 @@ def test_a_batch_that_lies_never_reaches_the_log(broker: str, kind: MessageType,
             await one.until(lambda: one.app.state["sum"] == 10 + one_more)
 
     scenario(broker, test, f"lied-to-{kind}-{poison.hex()}")
+
+
+OWN = [Call(method, RpcType.IMPULSE, b'{"n": 1000}') for method in OWN_METHODS]
+LONGER = encode_message(MessageType.RPC, b'\0\xb3\x80\0\2{"n": 1000}')
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        *map(incoming, OWN),
+        LONGER,
+        batch([ONE, incoming(OWN[0])]),
+        counted_batch([ONE, LONGER, ONE], 2),
+        batch([*[incoming(Call(1, RpcType.IMPULSE, b'{"n": 1000}'))] * 100, incoming(OWN[-1])]),
+        encode_message(MessageType.PING, b"\0\x33\2" + b" " * 50),
+    ],
+)
+def test_what_an_instance_tells_itself_is_taken_from_nobody_else(broker: str, forged: bytes) -> None:
+    """A forged mark in the log would end the binding at every start, a forged timer set its clock."""
+
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, options) as one:
+            await one.until(lambda: "record 0" in one.lb.seen)
+            await sent_away(place, options.name, TEN, forged)
+            for own in OWN:
+                one.lb.impulse("", own)
+            await one.until(lambda: one.app.state["sum"] >= 10 + 1000 * len(OWN))
+            assert one.app.state["sum"] == 10 + 1000 * len(OWN)
+
+    scenario(broker, test, f"forged-{zlib.crc32(forged)}")
 
 
 def test_a_sender_whose_name_the_log_could_not_hold_is_refused(broker: str) -> None:

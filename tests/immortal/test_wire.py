@@ -43,7 +43,7 @@ from penstock.immortal.wire import (
     split_messages,
 )
 from penstock.immortal.wire.records import record_header
-from penstock.immortal.wire.rpc import require_whole
+from penstock.immortal.wire.rpc import OWN_METHODS, require_sound
 
 names = st.text(max_size=20)
 calls = st.builds(
@@ -300,7 +300,32 @@ def test_a_batch_is_whole_if_all_of_its_rpcs_can_be_taken_out(
         data[place % len(data)] = value
     del data[len(data) - cut :]
     body = memoryview(bytes(data)) if viewed else bytes(data)
-    assert _is_refused(lambda: require_whole(kind, body)) == _is_refused(lambda: list(rpcs_of(kind, body)))
+    assert _is_refused(lambda: require_sound(kind, body)) == _is_refused(lambda: list(rpcs_of(kind, body)))
+
+
+@given(
+    methods=st.lists(st.integers(-30, 3), min_size=1, max_size=3),
+    count=st.integers(1, 70),
+    size=st.integers(0, 2),
+    padding=st.integers(0, 4),
+    kind=st.sampled_from([RpcType.FORK, RpcType.IMPULSE]),
+)
+def test_an_impulse_that_is_an_instances_own_is_found_in_any_form_and_company(
+    methods: list[int], count: int, size: int, padding: int, kind: RpcType
+) -> None:
+    def call(method: int) -> bytes:
+        short = encode_int(method)
+        padded = short if not padding else bytes((short[0] | 0x80, *[0x80] * (padding - 1), 0))
+        return b"".join((b"\0", padded, bytes((kind,)), b"\0\x29\2"[: size + 1]))
+
+    calls = [call(methods[at % len(methods)]) for at in range(count)]
+    is_own = kind == RpcType.IMPULSE and any(
+        decoded.method in OWN_METHODS for data in calls if isinstance(decoded := decode_incoming(data), Call)
+    )
+    [message] = split_messages(batch([encode_message(MessageType.RPC, data) for data in calls]))
+    assert _is_refused(lambda: require_sound(*message)) == is_own
+    alone = [_is_refused(lambda data=data: require_sound(MessageType.PING, data)) for data in calls]  # type: ignore[misc]
+    assert any(alone) == is_own
 
 
 def _is_refused(look: Callable[[], object]) -> bool:

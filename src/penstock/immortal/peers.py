@@ -35,7 +35,7 @@ from penstock.immortal.streams import (
 from penstock.immortal.wire.between import Commit, ReplayFrom
 from penstock.immortal.wire.messages import CALLS, Message, MessageDecoder, MessageType, encode_message
 from penstock.immortal.wire.pings import arriving, is_ping
-from penstock.immortal.wire.rpc import batch_counts, require_whole
+from penstock.immortal.wire.rpc import batch_counts, require_sound
 from penstock.immortal.wire.zigzag import CorruptWireError
 from penstock.journal.client import FencedError
 
@@ -188,7 +188,7 @@ class Peers:
                 kind, data = event
                 if is_ping(kind):
                     data = arriving(kind, data, time.time())
-                require_whole(kind, data)  # once it is in the log, each replay would end there
+                require_sound(kind, data)  # once it is in the log, each replay would end there
                 count, replayable, _ = batch_counts(kind, data)
                 coordinator.state.accept(mine.source, encode_message(kind, data), count, replayable)
                 coordinator.input.set()

@@ -1,7 +1,8 @@
 """Timers, calls from outside, deliveries of pipelines, and emitted messages: all of them on top of the wire.
 
 Each comes in as an Impulse of this immortal to itself, under a negative method id, so that it is in the log before
-anything happens. All carry the time of the clock outside, which is where `self.now()` comes from.
+anything happens; coordinators take none of them from others. All carry the time of the clock outside, which is where
+`self.now()` comes from.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from penstock.immortal.binding.marks import EVERY, Mark, check
 from penstock.immortal.binding.methods import Bound, Method
 from penstock.immortal.binding.snapshot import Emitted, Origin, Outcome, SinkState, Timer
 from penstock.immortal.binding.views import unwrap
+from penstock.immortal.wire.rpc import OWN_METHODS
 
 if TYPE_CHECKING:
     from penstock.immortal.binding.machine import Machine
 
 T = TypeVar("T")
 
-ARM, FIRE, ASK, DELIVER, TAKEN, MARK = -21, -22, -23, -24, -25, -26
+ARM, FIRE, ASK, DELIVER, TAKEN, MARK = OWN_METHODS  # -21 to -26
 OPS = ("insert", "update", "delete")
 
 

@@ -12,6 +12,7 @@ and type included, except where they say `data`: what follows the type.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -31,6 +32,15 @@ class RpcType(IntEnum):
     ASYNC = 0
     FORK = 1
     IMPULSE = 2
+
+
+OWN_METHODS = range(-21, -27, -1)
+"""Of Impulses by which an instance tells itself what happens outside: they mean something from itself alone."""
+_SHORT = bytes(encode_int(method)[0] for method in OWN_METHODS)
+_PADDED = bytes(byte | 0x80 for byte in _SHORT)
+_FIRST = _SHORT + _PADDED
+_OWN = re.compile(b"\0(?:[%b]|[%b]\x80{0,3}\0)\2" % (re.escape(_SHORT), re.escape(_PADDED)))
+"""What one of them begins with: reserved 0, the method, also in a longer form than it needs, and the type."""
 
 
 class ReplyKind(IntEnum):
@@ -128,9 +138,11 @@ def batch_counts(kind: int, data: Buffer) -> tuple[int, int, int]:
     return count, replayable, at
 
 
-def require_whole(kind: int, data: Buffer) -> None:
-    """Refuse a batch that does not hold as many RPCs as it says, and nothing else: no binding could go past it."""
+def require_sound(kind: int, data: Buffer) -> None:
+    """Refuse from others what no binding could go past, or be safe from: a batch that does not hold as many RPCs as it
+    says, and nothing else; and what an instance sends to itself alone, since bindings are not told whose a call is."""
     if kind in CALLS:
+        _refuse_own(data, 0, len(data))
         return
     count, _, at = batch_counts(kind, data)
     if count >= _MANY and _are_alike(data, at, count):
@@ -150,12 +162,20 @@ def require_whole(kind: int, data: Buffer) -> None:
             raise CorruptWireError(
                 f"a batch of {count} RPCs that breaks off or holds something else", position=start
             )
+        if size > 6 and data[start + 2] in _FIRST:
+            _refuse_own(data, start + 1, at)
     if at != end:
         raise CorruptWireError(f"a batch of {count} RPCs with bytes behind the last one", position=at)
 
 
+def _refuse_own(data: Buffer, at: int, end: int) -> None:
+    if _OWN.match(data, at, end):
+        raise CorruptWireError("an Impulse that an instance sends to itself alone", position=at)
+
+
 def _are_alike(data: Buffer, at: int, count: int) -> bool:
-    """Whether from `at` on there are just so many RPCs of one length: seen at once, and the rule where much is sent."""
+    """Whether from `at` on there are just so many RPCs of one length, none of which can be an instance's own: seen at
+    once, and the rule where much is sent."""
     if len(data) - at < 2 * count:
         return False
     size, start = decode_int(data, at)
@@ -164,7 +184,10 @@ def _are_alike(data: Buffer, at: int, count: int) -> bool:
         return False
     view = memoryview(data)
     lengths = (bytes(view[place::stride]) == bytes((view[place],)) * count for place in range(at, start))
-    return all(lengths) and not bytes(view[start::stride]).strip(_CALL_BYTES)
+    if not all(lengths) or bytes(view[start::stride]).strip(_CALL_BYTES):
+        return False
+    methods = bytes(view[start + 2 :: stride])
+    return len(methods.translate(None, _FIRST)) == len(methods)
 
 
 def rpcs_of(kind: int, data: Buffer) -> Iterator[bytes]:
