@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import enum
 import io
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from decimal import Decimal
+from types import GenericAlias
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.base.errors import CorruptError
 from penstock.immortal import Immortal, field
 from penstock.immortal.binding import fields, snapshot
 from penstock.immortal.binding.app import make, spec_of
+from penstock.immortal.binding.errors import UnkeptError
 from penstock.immortal.binding.machine import Machine
 from penstock.immortal.binding.snapshot import Runtime
 
@@ -133,5 +139,153 @@ def test_a_checkpoint_that_breaks_off_or_does_not_fit_is_refused(cut: int) -> No
     data = written({"table": {1: Row("a")}})
     with pytest.raises(CorruptError, match="the state does not fit Rows"):
         machine().load(io.BytesIO(data[:-cut]))
-    with pytest.raises(CorruptError, match="the state does not fit Rows: Expected `int`, got `str`"):
-        machine().load(io.BytesIO(written({"last": "text"})))
+
+
+def test_a_checkpoint_of_a_class_whose_field_was_declared_as_something_else_is_refused() -> None:
+    it = holding(int | str, "text")
+    file, _ = snapshot.write(it.runtime, it.spec, it.instance)
+    with pytest.raises(CorruptError, match="the state does not fit Odd: Expected `int`, got `str`"):
+        holding(int, 0).load(file)
+
+
+class Shade(enum.StrEnum):
+    DARK = "dark"
+
+
+class Rank(enum.IntEnum):
+    FIRST = 1
+
+
+class Pair(NamedTuple):
+    left: int
+    right: str = ""
+
+
+@dataclass
+class Base:
+    n: int = 0
+
+
+@dataclass
+class More(Base):
+    extra: int = 0
+
+
+def holding(hint: Any, value: Any) -> Machine:
+    """One of a class whose only field is declared as `hint`."""
+    cls = type("Odd", (Immortal,), {"__annotations__": {"it": hint}, "it": None, "__module__": __name__})
+    it = Machine(cls, "odd", now=lambda: 1.0)
+    values_of(it)["it"] = value
+    return it
+
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-9, 9),
+    st.floats(),
+    st.text(max_size=3),
+    st.binary(max_size=3),
+    st.decimals(allow_nan=False),
+    st.datetimes(),
+    st.dates(),
+    st.timedeltas(),
+    st.sampled_from([Shade.DARK, Rank.FIRST, Pair(1), 1 << 64, "1", "\ud800", (1, 2), (1, "a")]),
+)
+anything = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(scalars, inner, max_size=3),
+        st.builds(Base, inner),
+        st.builds(More, inner, inner),
+        st.builds(Row, inner, inner),
+    ),
+    max_leaves=8,
+)
+hints = st.recursive(
+    st.sampled_from(
+        [
+            bool,
+            int,
+            float,
+            str,
+            bytes,
+            Decimal,
+            dt.datetime,
+            dt.date,
+            dt.timedelta,
+            Shade,
+            Rank,
+            Pair,
+            Base,
+            Row,
+            Any,
+        ]
+    ),
+    lambda inner: st.one_of(
+        inner.map(lambda hint: GenericAlias(list, hint)),
+        inner.map(lambda hint: GenericAlias(tuple, (hint, ...))),
+        inner.map(lambda hint: hint | None),
+        st.tuples(st.sampled_from([str, int, float, bytes, Shade, tuple[int, int], Any]), inner).map(
+            lambda both: GenericAlias(dict, both)
+        ),
+    ),
+    max_leaves=3,
+)
+
+
+@settings(max_examples=300)
+@given(hint=hints, value=anything)
+def test_whatever_a_field_holds_is_read_back_or_refused_before_it_is_written(hint: Any, value: Any) -> None:
+    it = holding(hint, value)
+    try:
+        file, _ = snapshot.write(it.runtime, it.spec, it.instance)
+    except UnkeptError:
+        return
+    again = holding(hint, "nothing")
+    again.load(file)
+    found = values_of(again)["it"]
+    if isinstance(value, dict) and isinstance(found, dict):
+        assert len(found) == len(value)
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "told"),
+    [
+        (dict[str, int], {5: 1}, "dict[str, int]"),
+        (dict[str, int], {Decimal(1): 1, "1": 2}, "dict[str, int]"),
+        (dict[int, int], {True: 1}, "dict[int, int]"),
+        (int, True, "int"),
+        (int, 1.0, "int"),
+        (int | str, 1.5, "int | str"),
+        (list[Row], [Row("x", "no list")], "Row"),  # type: ignore[arg-type]
+        (Base, More(1, 2), "Base"),
+        (list[Base], [More(1, 2)], "Base"),
+    ],
+)
+def test_what_would_come_back_as_less_or_not_at_all_is_refused(hint: Any, value: Any, told: str) -> None:
+    it = holding(hint, value)
+    with pytest.raises(UnkeptError, match=r"Odd\.it holds something that no checkpoint can keep") as no:
+        snapshot.write(it.runtime, it.spec, it.instance)
+    assert told in str(no.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("hint", "value"),
+    [
+        (float, 1),
+        (list[float], [1, 2.5, float("nan")]),
+        (dict[float, int], {1: 1, float("nan"): 2}),
+        (dict[str, int], {Shade.DARK: 1}),
+        (tuple[int, ...], [1, 2]),
+        (Pair, Pair(1, "x")),
+        (Decimal, 1),
+        (Row | None, None),
+    ],
+)
+def test_what_comes_back_as_its_annotation_says_is_kept(hint: Any, value: Any) -> None:
+    it = holding(hint, value)
+    file, _ = snapshot.write(it.runtime, it.spec, it.instance)
+    holding(hint, "nothing").load(file)

@@ -91,13 +91,23 @@ def types_of(spec: Spec) -> dict[str, Any]:
 
 
 def _kept(spec: Spec, name: str, hint: Any, value: Any) -> Iterator[bytes]:
+    """The pieces, each of which is known to come back: a checkpoint that does not is the end of its instance."""
+    decoder = msgspec.msgpack.Decoder(hint)
     try:
-        yield from _pieces(hint, value)
+        for piece in _pieces(hint, value):
+            if len(_encoder.encode(decoder.decode(piece))) < len(piece):
+                raise ValueError("it would not come back as it is: the annotation has no place for all of it")
+            yield piece
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UnkeptError(
             f"{spec.cls.__name__}.{name} holds something that no checkpoint can keep: {error}",
-            hint="the log has every input since the last checkpoint: mend the class, and start the same version again",
+            hint=f"it is annotated `{_told(hint)}`; the log has every input since the last checkpoint: mend the class, "
+            "and start the same version again",
         ) from error
+
+
+def _told(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
 
 
 def _pieces(hint: Any, value: Any) -> Iterator[bytes]:
