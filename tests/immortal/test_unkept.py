@@ -3,6 +3,12 @@ that cannot be known in time, the field is named."""
 
 from __future__ import annotations
 
+import datetime as dt
+import enum
+import zoneinfo
+from collections.abc import Callable
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -18,6 +24,72 @@ from penstock.immortal.binding.values import from_wire, to_wire
 class Point(NamedTuple):
     x: int
     y: int
+
+
+class Named(Point):
+    """One that is made in its own way."""
+
+    def __new__(cls, x: int) -> Named:
+        return super().__new__(cls, x, -x)
+
+
+class Rights(enum.IntFlag):
+    READ = 1
+    WRITE = 2
+
+
+@dataclass(frozen=True)
+class Counted:
+    name: str
+    length: int = dataclass_field(init=False, default=0)
+
+
+class Word(str):
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "another"
+
+
+class WantsError(Exception):
+    def __new__(cls, text: str, *, code: int) -> WantsError:
+        return super().__new__(cls, text)
+
+    def __init__(self, text: str, *, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class _Inner:
+    """What stands in a function is found by nobody; here it stands for that."""
+
+    class Local(enum.Enum):
+        ONE = 1
+
+    Local.__qualname__ = "made.<locals>.Local"
+
+
+GIVEN: dict[str, object] = {
+    "flags": Rights.READ | Rights.WRITE,
+    "no flags": Rights(0),
+    "counted": Counted("x"),
+    "named": Named(3),
+    "word": Word("x"),
+    "fold": dt.datetime(2026, 10, 25, 2, 30, fold=1),
+    "zone": dt.datetime(2026, 7, 1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")),
+    "pairs": (("a", Rights(3)), frozenset({1})),
+    "large": 1 << 70,
+    "no text": "\ud800",
+    "local": _Inner.Local.ONE,
+    "list": type("List", (list,), {})([1]),
+}
+THROWN: dict[str, Callable[[], Exception]] = {
+    "wants": lambda: WantsError("x", code=1),
+    "no text": lambda: ValueError("\ud800"),
+    "word": lambda: KeyError(Word("x")),
+    "group": lambda: ExceptionGroup("several", [ValueError(1)]),
+    "local": lambda: type("LocalError", (Exception,), {})("x"),
+}
 
 
 class Careless(Immortal):
@@ -44,6 +116,35 @@ class Careless(Immortal):
     def here(self, x: int) -> Point:
         self.points["here"] = Point(x, self.now_at.y)
         return self.points["here"]
+
+    @impulse
+    async def is_given(self, what: str) -> str:
+        given = self.give(what)
+        await Careless.at("b").double(1)
+        return f"{type(given).__name__} {given!r}"
+
+    @step
+    def give(self, what: str) -> Any:
+        return GIVEN[what]
+
+    @impulse
+    async def is_thrown_at(self, what: str) -> str:
+        try:
+            self.throw(what)
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            caught = type(error).__name__
+        await Careless.at("b").double(1)
+        return caught
+
+    @step
+    def throw(self, what: str) -> None:
+        raise THROWN[what]()
+
+    @impulse
+    async def looks_for(self, what: str) -> bool:
+        found = self.points.get(GIVEN[what]) is not None  # type: ignore[call-overload]
+        await Careless.at("b").double(1)
+        return found
 
     @impulse
     def emits(self, ns: Any, data: Any) -> int:
@@ -97,6 +198,30 @@ def test_a_handler_that_has_read_a_named_tuple_outlives_a_checkpoint(world: Worl
     comes_back(world)
     world.settle()
     assert ended(world) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("method", "what"),
+    [*(("is_given", what) for what in GIVEN), *(("is_thrown_at", what) for what in THROWN)],
+)
+def test_a_handler_has_the_same_whether_it_was_re_created_or_not(method: str, what: str) -> None:
+    ends = []
+    for between in (lambda _: None, comes_back):
+        world = World()
+        world.start(Careless, "a")
+        world.start(Careless, "b")
+        world.ask("a", method, what)
+        between(world)
+        world.settle()
+        ends.append(ended(world))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("what", ["no text", "local"])
+def test_a_key_that_no_checkpoint_can_keep_is_told_before_one_is_written(world: World, what: str) -> None:
+    world.ask("a", "looks_for", what)
+    with pytest.raises(UnkeptError, match=r"looks_for \(handler 1\) has used something, as a key say"):
+        world.checkpoint("a")
 
 
 def test_a_named_tuple_comes_back_as_one() -> None:

@@ -40,7 +40,11 @@ class UpgradeRefusedError(ImmortalError):
 
 
 class UnkeptError(ImmortalError):
-    """The state holds what cannot be written down."""
+    """The state, or the record of an open handler, holds what cannot be written down, or not be read back then."""
+
+    MEND = (
+        "the log has every input since the last checkpoint: mend the class, and start the same version again"
+    )
 
 
 class RemoteError(ImmortalError):

@@ -101,8 +101,7 @@ def _kept(spec: Spec, name: str, hint: Any, value: Any) -> Iterator[bytes]:
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UnkeptError(
             f"{spec.cls.__name__}.{name} holds something that no checkpoint can keep: {error}",
-            hint=f"it is annotated `{_told(hint)}`; the log has every input since the last checkpoint: mend the class, "
-            "and start the same version again",
+            hint=f"it is annotated `{_told(hint)}`; {UnkeptError.MEND}",
         ) from error
 
 

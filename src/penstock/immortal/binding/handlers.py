@@ -17,7 +17,7 @@ from typing import Any, cast
 import msgspec
 
 from penstock.immortal.binding.app import Immortal
-from penstock.immortal.binding.errors import DeterminismError, ImmortalError, RemoteError
+from penstock.immortal.binding.errors import DeterminismError, ImmortalError, RemoteError, UnkeptError
 from penstock.immortal.binding.journal import Journal, Recording
 from penstock.immortal.binding.methods import (
     NOBODY,
@@ -29,6 +29,7 @@ from penstock.immortal.binding.methods import (
 )
 from penstock.immortal.binding.scopes import DIRECT
 from penstock.immortal.binding.snapshot import OpenHandler, Origin, Runtime
+from penstock.immortal.binding.thrown import text_of
 from penstock.immortal.wire import ReplyKind
 
 logger = logging.getLogger(__name__)
@@ -36,14 +37,6 @@ logger = logging.getLogger(__name__)
 Answer = tuple[int, bytes | None]
 RAISED = (Exception, SystemExit, asyncio.CancelledError)
 """What a handler raises is its answer, also what would end a process or a task: each replay would raise it again."""
-
-
-def text_of(error: BaseException) -> str:
-    """What an error says, as text that can be written: it goes into answers and checkpoints."""
-    try:
-        return str(error).encode(errors="backslashreplace").decode()
-    except Exception as wordless:  # noqa: BLE001 - an error may fail to say anything
-        return f"({type(wordless).__name__} when it was asked what it is)"
 
 
 class Activation:
@@ -82,8 +75,20 @@ class Activation:
     def saved(self) -> OpenHandler:
         waiting = 0 if self.request is None else self.request.number
         return OpenHandler(
-            self.id, self.method.id, self.arguments, self.origin, waiting, self.answers, self.journal.to_wire()
-        )  # fmt: skip
+            self.id, self.method.id, self.arguments, self.origin, waiting, self.answers, self._record()
+        )
+
+    def _record(self) -> list[list[object]]:
+        owner = self.journal.owner
+        try:
+            record = self.journal.to_wire()
+            Journal.from_wire(owner, record)
+        except Exception as error:
+            raise UnkeptError(
+                f"{owner} has used something, as a key say, that no checkpoint can keep: {text_of(error)}",
+                hint=UnkeptError.MEND,
+            ) from error
+        return record
 
 
 class Handlers(Caller, ABC):

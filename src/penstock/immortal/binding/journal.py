@@ -16,8 +16,8 @@ import copy
 from collections.abc import Callable, Mapping
 
 from penstock.immortal.binding.errors import DeterminismError
-from penstock.immortal.binding.thrown import Outcome, as_builtin, raise_again, thrown
-from penstock.immortal.binding.values import class_name, find_class, from_wire, is_plain, to_wire
+from penstock.immortal.binding.thrown import Outcome, as_builtin, raise_again, repeatable, thrown
+from penstock.immortal.binding.values import class_name, find_class, from_wire, is_exact, is_plain, to_wire
 from penstock.immortal.binding.views import (
     LOOKUP_ERRORS,
     Place,
@@ -33,8 +33,8 @@ _ERRORS = (*LOOKUP_ERRORS, ValueError, TypeError)
 
 
 def kept(value: object) -> Outcome:
-    """A result, so that whoever has it cannot change the record."""
-    return ("=", value) if is_plain(value) else ("w", to_wire(value))
+    """A result, so that whoever has it cannot change the record, and has now what a handler re-created has then."""
+    return ("=", value) if is_exact(value) else ("w", to_wire(value))
 
 
 class Journal:
@@ -139,10 +139,10 @@ class Recording:
     def _look(self, place: Place) -> Outcome:
         try:
             found = resolve(self._values, place)
-        except LOOKUP_ERRORS as error:
+            if is_plain(found):
+                return kept(found)
+        except _ERRORS as error:
             return as_builtin(error)
-        if is_plain(found):
-            return ("=", found)
         kind = kind_of(found)
         if kind is None:
             raise DeterminismError(
@@ -175,8 +175,8 @@ class Recording:
             except DeterminismError:
                 raise
             except Exception as error:  # noqa: BLE001 - the handler may catch whatever it is
-                raised.append(error)
-                return thrown(error)
+                raised.append(repeatable(error))
+                return thrown(raised[0])
 
         outcome = self.journal.step(key, once)
         if raised:

@@ -1,8 +1,9 @@
 """Values as they stand in a checkpoint's records of open handlers: any plain Python value, and back, with its type.
 
-Scalars stand for themselves. Everything else is an array whose first element says what it is, so that a tuple
-comes back as a tuple and a struct as its class. Classes are named `module:qualified.name`; only structs, dataclasses,
-named tuples, enumerations and exceptions are looked up, so that reading a checkpoint runs no code but theirs.
+Scalars stand for themselves, those of a class of their own as what it is made from. Everything else is an array whose
+first element says what it is, so that a tuple comes back as a tuple and a struct as its class. Classes are named
+`module:qualified.name`; only structs, dataclasses, named tuples, enumerations and exceptions are looked up, so that
+reading a checkpoint runs no code but theirs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from enum import Enum
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -29,6 +30,12 @@ _TEXTS: Mapping[type, tuple[str, Callable[[str], object]]] = {
     dt.datetime: ("dt", dt.datetime.fromisoformat),
     dt.date: ("da", dt.date.fromisoformat),
     dt.time: ("ti", dt.time.fromisoformat),
+}
+_BARE: Mapping[type, Callable[[Any], object]] = {
+    str: str.__str__,
+    int: int.__int__,
+    float: float.__float__,
+    bytes: bytes.__bytes__,
 }
 _FROM_TEXT = dict(_TEXTS.values())
 
@@ -68,6 +75,24 @@ def is_plain(value: object) -> bool:
     return names is not None and is_frozen(kind) and all(is_plain(getattr(value, name)) for name in names)
 
 
+def is_exact(value: object) -> bool:
+    """Whether a value that can never change is given back just as it is, to the type: scalars, and tuples of them."""
+    kind = type(value)
+    if kind is str:
+        return _is_text(cast("str", value))
+    if kind is tuple:
+        return all(map(is_exact, value))  # type: ignore[call-overload]
+    return kind in (int, *_SCALARS)
+
+
+def _is_text(value: str) -> bool:
+    """Unlike what has half of a surrogate pair in it."""
+    try:
+        return value.isascii() or value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
 def class_name(kind: type) -> str:
     """How checkpoints name a class; that of a file loaded beside another of the same name is the file's."""
     module = getattr(sys.modules.get(kind.__module__), "__immortal_file__", kind.__module__)
@@ -101,12 +126,20 @@ def find_class(name: str) -> type:
 def to_wire(value: object) -> object:
     """The value as scalars and tagged arrays."""
     kind = type(value)
+    if kind is str:
+        cast("str", value).encode()  # raises for half of a surrogate pair
+        return value
     if kind in _SCALARS or (kind is int and value in _INT64):
         return value
     if kind is int:
         return ["i", str(value)]
     if isinstance(value, Enum):
+        if value.name not in kind.__members__:  # type: ignore[attr-defined]
+            return ["G", class_name(kind), to_wire(value.value)]
         return ["E", class_name(kind), value.name]
+    for base, bare in _BARE.items():
+        if isinstance(value, base):
+            return to_wire(bare(value))
     if kind in (list, tuple, frozenset, set):
         items = sorted(value, key=repr) if kind in (frozenset, set) else value  # type: ignore[call-overload]
         return [
@@ -142,10 +175,25 @@ def from_wire(wire: object) -> object:
         return dt.timedelta(*rest)
     if tag == "E":
         return find_class(rest[0])[rest[1]]  # type: ignore[index]
+    if tag == "G":
+        return find_class(rest[0])(from_wire(rest[1]))
     if tag == "N":
-        return find_class(rest[0])(*map(from_wire, rest[1:]))
+        return find_class(rest[0])._make(map(from_wire, rest[1:]))  # type: ignore[attr-defined]
     if tag == "S":
-        return find_class(rest[0])(**{name: from_wire(item) for name, item in rest[1:]})
+        return _made(find_class(rest[0]), {name: from_wire(item) for name, item in rest[1:]})
     if tag in _FROM_TEXT:
         return _FROM_TEXT[tag](rest[0])
     raise ImmortalError(f"a checkpoint holds a value with the unknown mark {tag!r}")
+
+
+def _made(kind: type, values: dict[str, object]) -> object:
+    """A struct, or a dataclass, some fields of which its `__init__` may not take."""
+    later = (
+        [field.name for field in dataclasses.fields(kind) if not field.init]
+        if dataclasses.is_dataclass(kind)
+        else []
+    )
+    made: object = kind(**{name: value for name, value in values.items() if name not in later})
+    for name in later:
+        object.__setattr__(made, name, values[name])
+    return made
