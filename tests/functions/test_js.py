@@ -57,6 +57,14 @@ var cases = {
   nan: function (msg) { msg.data.n = 0 / 0; return msg; },
   deepNan: function (msg) { msg.data.n = {list: [1, Infinity]}; return msg; },
   realNull: function (msg) { msg.data.n = null; return msg; },
+  boxedNan: function (msg) { msg.data.n = [new Number(NaN)]; return msg; },
+  givenNan: function (msg) { msg.data.n = {a: {toJSON() { return -Infinity; }}}; return msg; },
+  half: function (msg) { msg.data.n = {list: ["a\ud800"]}; return msg; },
+  halfName: function (msg) { msg.data["\udc00"] = 1; return msg; },
+  wholePair: function (msg) { msg.data.n = "\ud83d\ude00 \\ud800 \\\\"; return msg; },
+  lastDate: function (msg) { msg.data.n = new Date(Date.UTC(9999, 11, 31, 23, 59, 59, 999)); return msg; },
+  farDate: function (msg) { msg.data.n = new Date(Date.UTC(10000, 0, 1)); return msg; },
+  earlyDate: function (msg) { msg.data.n = [new Date("-000001-12-31T23:59:59.999Z")]; return msg; },
   date: function (msg) { msg.data.n = new Date(1500000000000); return msg; },
   regex: function (msg) { msg.data.n = /a+/i; return msg; },
   big: function (msg) { msg.data.n = BigInt("9007199254740993"); return msg; },
@@ -124,6 +132,14 @@ RETURN = "; return msg, or false to drop the message"
         ("nan", "!field 'n' is NaN, for which JSON has no form", None),
         ("deepNan", "!field 'n.list[1]' is Infinity, for which JSON has no form", None),
         ("realNull", '{"case":"realNull","n":null}', None),
+        ("boxedNan", "!field 'n' is NaN, for which JSON has no form", None),
+        ("givenNan", "!field 'n' is -Infinity, for which JSON has no form", None),
+        ("half", "!field 'n' has half a surrogate pair in it", None),
+        ("halfName", "!field '\ufffd' has half a surrogate pair in it", None),
+        ("wholePair", '{"case":"wholePair","n":"\U0001f600 \\\\ud800 \\\\\\\\"}', None),
+        ("lastDate", '{"case":"lastDate","n":{"$date":"9999-12-31T23:59:59.999Z"}}', None),
+        ("farDate", '{"case":"farDate","n":{"$date":{"$numberLong":"253402300800000"}}}', None),
+        ("earlyDate", '{"case":"earlyDate","n":[{"$date":{"$numberLong":"-62167219200001"}}]}', None),
         ("date", '{"case":"date","n":{"$date":"2017-07-14T02:40:00.000Z"}}', None),
         ("regex", '{"case":"regex","n":{"$regex":"a+","$options":"i"}}', None),
         ("big", '{"case":"big","n":9007199254740993}', None),
@@ -336,6 +352,7 @@ HUNGRY = """
 var kept = [];
 var deeds = {
   loop: function () { for (;;); },
+  later: function () { Promise.resolve().then(deeds.later); },
   regex: function () { return /^(a+)+$/.test("a".repeat(60) + "b"); },
   native: function () { return new Array(2000000000).fill(1).length; },
   objects: function () { for (;;) kept.push({a: [1, 2, 3]}); },
@@ -355,6 +372,7 @@ def hungry() -> JsFunction:
     "deed",
     [
         "loop",
+        "later",
         "buffers",
         *(pytest.param(deed, marks=pytest.mark.soak) for deed in ("native", "regex", "objects", "strings")),
     ],
@@ -380,6 +398,19 @@ def test_after_some_passed_limits_the_rest_of_a_batch_is_not_tried(
     assert errors[:2] == ["the script took longer than 100 ms (source)"] * 2
     assert errors[2:] == ["not tried, since the script passed its limits 2 times in this batch"] * 2
     assert texts_of(applied(batch_of(["{}"]), hungry)) == ['{"done":1}']
+
+
+@pytest.mark.parametrize("kind", ["Array", "Number", "String"])
+@pytest.mark.parametrize("given", ["return 'x'", "throw new Error('no form')"])
+def test_a_script_that_says_what_its_arrays_are_as_json_breaks_nothing_else(kind: str, given: str) -> None:
+    script = f"{kind}.prototype.toJSON = function () {{ {given} }};"
+    script += (
+        "function transform(msg) { msg.data.n++; if (msg.data.n > 2) throw 'no'; msg.ns = 'x'; return msg; }"
+    )
+    result = applied(batch_of(['{"n":1,"list":[1]}', '{"n":2}']), f.js(source=script))
+    assert texts_of(result) == ['{"n":2,"list":[1]}']
+    assert result.batch.column("ns").to_pylist() == ["x"]
+    assert errors_of(result) == [(FIRST + 1, "the function threw no (source)")]
 
 
 def test_many_slow_messages_are_no_offence() -> None:

@@ -12,8 +12,13 @@
   const bare = Object.create, define = Object.defineProperty, now = Date.now, text = String;
   const call = Function.prototype.call, isUnicode = call.bind(String.prototype.isWellFormed);
   const asUnicode = call.bind(String.prototype.toWellFormed);
+  const timeOf = call.bind(Date.prototype.getTime), matches = call.bind(RegExp.prototype.test);
   const plain = Object.prototype, isFinite = Number.isFinite, isInteger = Number.isSafeInteger;
   const QUOTE = 34, COMMA = 44, OPEN = 123, CLOSE = 125, LIST = 91, END = 93;
+
+  // How JSON.stringify writes half a surrogate pair: an escape behind an even number of backslashes.
+  const HALF = /(?<!\\)(?:\\\\)*\\ud[89a-f]/;
+  const YEAR_1 = -62135596800000, YEAR_10000 = 253402300800000;
 
   class Refusal { constructor(message) { this.message = message; } }
 
@@ -185,7 +190,7 @@
     out += t.slice(cursor, close + 1);
     for (let i = size; i < keys.length; i++) {
       const key = keys[i], one = fresh(value[key], path === "" ? key : path + "." + key);
-      if (one !== undefined) out += "," + stringify(key) + ":" + one;
+      if (one !== undefined) out += "," + named(key) + ":" + one;
     }
     return out + "}";
   }
@@ -222,7 +227,7 @@
         out += out === "" ? "{" : ",";
         cursor = at < 0 ? 0 : entries[at];
       }
-      if (at < 0) out += stringify(key) + ":" + one;
+      if (at < 0) out += named(key) + ":" + one;
       else if (one !== undefined) { out += t.slice(cursor, begins[at]) + one; cursor = ends[at]; }
       last = at < 0 ? -2 : at;
       if (at >= 0) next = at + 1;
@@ -269,9 +274,29 @@
     } catch (error) {
       throw new Refusal(`field '${path}': ${error.message}`);
     }
+    if (out === undefined) return out;
     // JSON.stringify writes null for numbers that JSON has no form for.
-    if (out !== undefined && out.includes("null")) finite(value, path);
+    if (out.includes("null")) {
+      finite(value, path);
+      stringify(value, (_, one) => {  // sees what toJSON gives, and numbers that are objects
+        if ((typeof one === "number" || one instanceof Number) && !isFinite(+one))
+          throw new Refusal(`field '${path}' is ${+one}, for which JSON has no form`);
+        return one;
+      });
+    }
+    whole(out, path);
     return out;
+  }
+
+  function named(key) {
+    const out = stringify(key);
+    whole(out, key);
+    return out;
+  }
+
+  function whole(out, path) {
+    if (out.includes("\\ud") && matches(HALF, out))
+      throw new Refusal(`field '${path}' has half a surrogate pair in it`);
   }
 
   function finite(value, path) {
@@ -293,7 +318,10 @@
   }
 
   // Values with a form of their own in extended JSON, and such that would leave as {} without a word.
-  define(Date.prototype, "toJSON", { writable: true, configurable: true, value() { return { $date: this.toISOString() }; } });
+  define(Date.prototype, "toJSON", { writable: true, configurable: true, value() {
+    const time = timeOf(this), far = time < YEAR_1 || time >= YEAR_10000;
+    return { $date: far ? { $numberLong: "" + time } : this.toISOString() };
+  } });
   define(RegExp.prototype, "toJSON", { writable: true, configurable: true, value() { return { $regex: this.source, $options: this.flags }; } });
   define(BigInt.prototype, "toJSON", { writable: true, configurable: true, value() { return rawJSON(this.toString()); } });
   for (const type of [Map, Set, WeakMap, WeakSet, Promise, ArrayBuffer, DataView, protoOf(Uint8Array)])
@@ -354,6 +382,14 @@
       return !skipped;
     }
 
+    // As JSON, whatever toJSON the script has given to all arrays.
+    function list(values) {
+      let out = "";
+      for (let i = 0; i < values.length; i++)
+        out += (i === 0 ? "" : ",") + (isArray(values[i]) ? list(values[i]) : stringify(values[i]));
+      return "[" + out + "]";
+    }
+
     function document(t) {
       let data;
       try {
@@ -395,7 +431,7 @@
         }
         if (now() - begun > budget) break;
       }
-      return stringify({ done, dropped, refused, moved, changed }) + out;
+      return `{"done":${done},"dropped":${list(dropped)},"refused":${list(refused)},"moved":${list(moved)},"changed":${list(changed)}}${out}`;
     };
   };
 })()
