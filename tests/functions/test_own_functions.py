@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import functools
 from collections.abc import Callable
@@ -34,6 +35,13 @@ def set_n(message: MutableMessage) -> MutableMessage:
 def move(message: MutableMessage) -> MutableMessage:
     message.ns, message.op, message.ts = "sales", "update", 5
     return message
+
+
+def raises(error: BaseException) -> Callable[[object], Any]:
+    def function(_: object) -> Any:
+        raise error
+
+    return function
 
 
 def fail(message: MutableMessage) -> None:
@@ -83,6 +91,9 @@ LINE = fail.__code__.co_firstlineno + 1
         (fail, f"!ValueError: no stock ({HERE}:{LINE})"),
         (lambda message: message.data["nope"], f"!KeyError: 'nope' ({HERE}:"),
         (lambda message: exit(3), "!SystemExit: 3"),
+        (raises(asyncio.CancelledError("late")), "!CancelledError: late"),
+        (raises(GeneratorExit()), "!GeneratorExit"),
+        (raises(BaseExceptionGroup("both", [SystemExit(1), ValueError(2)])), "!BaseExceptionGroup: both"),
         (typo, "!AttributeError: 'MutableMessage' object has no attribute 'dta'"),
         (assign([1]), "!the function set data to a value of type list, a dict is wanted"),
         (assign(None), "!the function set data to a value of type NoneType, a dict is wanted"),
@@ -261,6 +272,19 @@ def test_what_an_arrow_function_must_not_return(
 def test_rows_that_an_arrow_function_skips_are_dropped() -> None:
     skip = f.arrow(lambda rows: rows.set_column(3, "op", pa.array(["skip"] * rows.num_rows)))
     assert applied(batch_of(TEXTS), skip).counts["step0"] == (4, 0, 4, 0)
+
+
+def test_an_arrow_function_that_gives_up_in_any_way_has_refused_its_messages() -> None:
+    for error in (SystemExit(3), asyncio.CancelledError(), GeneratorExit()):
+        result = applied(batch_of(TEXTS), f.arrow(raises(error)))
+        assert len(errors_of(result)) == len(TEXTS)
+        assert errors_of(result)[0][1].startswith(type(error).__name__)
+
+
+@pytest.mark.parametrize("kind", [f.python, f.arrow])
+def test_who_interrupts_a_function_refuses_no_message(kind: Callable[..., Any]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        applied(batch_of(["{}"]), kind(raises(KeyboardInterrupt())))
 
 
 def test_a_function_error_of_a_person_is_told_in_their_words() -> None:

@@ -34,6 +34,10 @@ class Odd(msgspec.Struct):
             raise KeyError(self.n)
 
 
+class Stop(BaseException):
+    """As libraries have them, to get past `except Exception`."""
+
+
 class WordlessError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words")
@@ -103,6 +107,19 @@ class Clumsy(Immortal):
         raise asyncio.CancelledError
 
     @impulse
+    def stops(self) -> None:
+        raise Stop
+
+    @impulse
+    async def stops_later(self) -> None:
+        await Clumsy.at("a").anything(1)
+        raise Stop
+
+    @impulse
+    async def is_closed(self) -> None:
+        raise GeneratorExit
+
+    @impulse
     def raises_no_text(self) -> None:
         raise ValueError(NO_TEXT)
 
@@ -170,6 +187,9 @@ def test_what_cannot_be_told_is_told_as_an_error(world: World, method: str, kind
         ("exits", "SystemExit"),
         ("exits_later", "SystemExit"),
         ("is_cancelled", "CancelledError"),
+        ("stops", "Stop"),
+        ("stops_later", "Stop"),
+        ("is_closed", "GeneratorExit"),
     ],
 )
 def test_what_would_end_the_process_at_every_start_is_the_failure_of_its_handler(

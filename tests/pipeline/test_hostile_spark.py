@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
@@ -190,6 +191,53 @@ def test_messages_that_spark_cannot_read_are_told_of_together(
         letters = list(deadletters.load(client, "p"))
     assert [letter.offset for letter in letters] == list(range(0, 16, 2))
     assert {letter.ns for letter in letters} == {"in"}
+
+
+def test_a_dataframe_function_that_exits_has_failed(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(troubles, "RESTARTS", 0)
+    pipeline = Pipeline("p")
+    node = source(pipeline, tmp_path, 3).transform("odd", lambda df: exit(3))
+    node.save("out", a.file(uri=f"file://{tmp_path}/out.jsonl"))
+    summary = run(pipeline, data_dir=tmp_path / "data", once=True, spark=spark)
+    assert (summary.exit_code, summary.sinks[0].pending) == (1, 3)
+    assert "transformation 'odd': SystemExit: 3" in str(summary.message)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["python", "arrow", "js", "sql", "frame"])
+def test_a_message_that_a_function_of_any_kind_refuses_has_its_retries_and_the_others_come_once(
+    kind: str, tmp_path: Path, spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    def picky(rows: pa.RecordBatch) -> pa.RecordBatch:
+        if 3 in rows.column("offset").to_pylist():
+            raise ValueError("not this one")
+        return rows
+
+    spoilt = "CASE WHEN offset <> 3 THEN op END"
+    functions: dict[str, Callable[[], Any]] = {
+        "python": lambda: f.python(lambda message: message.data["n"] != 3 or 1 / 0),
+        "arrow": lambda: f.arrow(picky),
+        "js": lambda: f.js(
+            source="function transform(msg) { if (msg.data.n === 3) throw 'no'; return msg; }"
+        ),
+        "sql": lambda: f.sql(f"SELECT * EXCEPT (op), {spoilt} AS op FROM messages"),
+        "frame": lambda: lambda df: df.withColumn("op", sf.expr(spoilt)),
+    }
+    pipeline = Pipeline("p", batch_messages=4)
+    node = source(pipeline, tmp_path, 8).transform("picky", functions[kind]())
+    on_error = retry(2, backoff=0.05, then="dead-letter")
+    node.save("out", a.file(uri=f"file://{tmp_path}/out.jsonl"), on_error=on_error)
+    with caplog.at_level(logging.WARNING, logger=supervisor.__name__):
+        summary = run(pipeline, data_dir=tmp_path / "data", once=True, spark=spark)
+    sink = summary.sinks[0]
+    assert (summary.exit_code, sink.delivered, sink.dead, sink.pending) == (0, 7, 1, 0)
+    assert (tmp_path / "out.jsonl").read_text().splitlines() == [f'{{"n":{n}}}' for n in range(8) if n != 3]
+    waits = [record.getMessage() for record in caplog.records if "retrying" in record.getMessage()]
+    assert sum("message 3" in wait for wait in waits) == 3, "two retries, and the one that buries it"
+    with connect(tmp_path / "data") as client:
+        assert [letter.offset for letter in deadletters.load(client, "p")] == [3]
 
 
 def test_a_dataframe_function_that_fails_is_named_with_its_line(

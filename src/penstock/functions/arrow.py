@@ -74,9 +74,9 @@ class ArrowFunction(BatchFunction):
     def _applied(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         try:
             result = self.function(batch)
-        except FunctionError:
+        except (FunctionError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a person's function may raise anything
+        except BaseException as error:  # noqa: BLE001 - a person's function may raise anything
             raise FunctionError(told(error, self.function)) from None
         whole = _in_our_shape(self._as_batch(result), batch)
         _check(whole, batch)

@@ -102,9 +102,9 @@ class PythonFunction(Function):
         given = MutableMessage(message)
         try:
             answer = self.function(given)
-        except FunctionError:
+        except (FunctionError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a person's function may raise anything
+        except BaseException as error:  # noqa: BLE001 - a person's function may raise anything
             raise FunctionError(told(error, self.function)) from None
         if answer is None or answer is False:
             return False

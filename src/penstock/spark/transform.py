@@ -248,9 +248,9 @@ def _planned(step: FrameStep, shown: DataFrame, *, check: bool) -> DataFrame:
         raise UsageError(
             f"transformation '{step.name}': {reason}", hint="see the query or function there"
         ) from None
-    except (PenstockError, PySparkException, Py4JError):
+    except (PenstockError, PySparkException, Py4JError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise PenstockError(f"transformation '{step.name}': {told(error, step.function)}") from error
     if check:
         refuse_state(step.name, shown, result)

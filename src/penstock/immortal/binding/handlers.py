@@ -7,7 +7,6 @@ the log alone, so that replay repeats it.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
@@ -35,8 +34,8 @@ from penstock.immortal.wire import ReplyKind
 logger = logging.getLogger(__name__)
 
 Answer = tuple[int, bytes | None]
-RAISED = (Exception, SystemExit, asyncio.CancelledError)
-"""What a handler raises is its answer, also what would end a process or a task: each replay would raise it again."""
+ENDS = (DeterminismError, KeyboardInterrupt)
+"""Whatever else a handler raises is its answer, also what would end a process or a task: each replay would raise it."""
 
 
 class Activation:
@@ -166,9 +165,9 @@ class Handlers(Caller, ABC):
             result = function()
             refuse_unsent(self._made)
             self.settle(origin, method, result, "")
-        except DeterminismError:
+        except ENDS:
             raise
-        except RAISED as error:
+        except BaseException as error:  # noqa: BLE001
             self._failed(origin, method, error, name)
         finally:
             set_current(NOBODY)
@@ -195,9 +194,9 @@ class Handlers(Caller, ABC):
                 outcome, error = self._take_answer(activation, request)
             try:
                 ended, request, value = self._turn(activation, outcome, error)
-            except DeterminismError:
+            except ENDS:
                 raise
-            except RAISED as raised:
+            except BaseException as raised:  # noqa: BLE001
                 self._end(activation)
                 self._failed(activation.origin, activation.method, raised)
                 return
