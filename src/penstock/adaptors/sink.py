@@ -150,6 +150,10 @@ class Publisher(ABC):
         """Let go of connections and files. Never publishes."""
 
 
+class RivalError(PenstockError):
+    """The position in a target is not where this publisher left it: another one writes there. Nothing was published."""
+
+
 class AbortedError(PenstockError):
     """A target voted to abort: nothing of the batch is visible anywhere, and the same messages are sent again."""
 

@@ -32,13 +32,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from penstock.adaptors.base import Publisher, Refusal, Sink, SinkPosition, Staged
+from penstock.adaptors.base import Publisher, Refusal, RivalError, Sink, SinkPosition, Staged
 from penstock.base import faults
-from penstock.base.errors import CorruptError, RefusedError
+from penstock.base.errors import CorruptError, RefusedError, UsageError
 from penstock.base.secrets import mask
 from penstock.functions.chain import Step, StepCount
 from penstock.log.message import ByteOffset, MessageOffset
@@ -123,7 +123,10 @@ class BatchRunner:
         self._done: Callable[[BatchReport], None] = lambda report: None
         self._publisher: Publisher | None = None
         self._in_target = 0
-        self._log_end = 0
+        self._met = False
+        """Whether the target has been opened since the offset log was claimed."""
+        self._furthest: int | None = None
+        """Below this are all messages that the target can have, as far as we know."""
         self._checkpoint = Path()
         self._busy = threading.Lock()
         self._stopping = False
@@ -143,8 +146,9 @@ class BatchRunner:
     def open(self, log_end: int) -> None:
         """Open the target and learn what it has; before the first batch, and after any failure.
 
-        A target that has less than was acknowledged, or more than the log has messages, belongs to another time
-        of this pipeline: one of the two was brought back from a copy.
+        A target that has less than was acknowledged, or more than the log had messages when this was called first,
+        belongs to another time of this pipeline: one of the two was brought back from a copy. One that has got more
+        since than it was given from here is written by another copy of the pipeline.
         """
         self.at = self.stands
         self._overlap.forget()
@@ -168,25 +172,45 @@ class BatchRunner:
 
     def _open(self, log_end: int) -> None:
         self.close()
-        self._log_end = max(log_end, self._log_end)
+        if self._furthest is None:
+            self._furthest = log_end
         commit = self.offsets.state.commit
         publisher = self._sink.publisher()
         held = publisher.open(SinkPosition(self._log_id, commit.generation, commit.watermark))
         self._publisher = publisher
         if held is not None:
             refuse_older_target(self._name, held.watermark, commit.in_target)
-            self._refuse_newer_target(held.watermark)
-        self._in_target = held.watermark if held is not None else 0
+            self._refuse_newer_target(held.watermark, max(self._furthest, commit.watermark))
+        self._in_target = self._furthest = held.watermark if held is not None else 0
+        self._met = True
 
-    def _refuse_newer_target(self, held: int) -> None:
-        if held > self._log_end:
-            raise CorruptError(
-                f"the target of sink '{self._name}' has the messages below {held}, "
-                f"but the log ends at {self._log_end}",
-                where=self._name,
-                position=self._log_end,
-                hint="the data directory is an older copy: bring the newer one back, or move the target away",
-            )
+    def _refuse_newer_target(self, held: int, furthest: int) -> None:
+        if held <= furthest:
+            return
+        if self._met:
+            self._refuse_rival(held, furthest)
+        raise CorruptError(
+            f"the target of sink '{self._name}' has the messages below {held}, but the log ends at {furthest}",
+            where=self._name,
+            position=furthest,
+            hint="the data directory is an older copy: bring the newer one back, or move the target away",
+        )
+
+    def _refuse_rival(self, held: int, furthest: int) -> NoReturn:
+        """What the target has got is not what this log has under these offsets, though it counts as such.
+
+        So the sink begins a new generation, in which that is no repetition; and the other copy, whose generation is
+        older then, does not take over again.
+        """
+        commit = self.offsets.state.commit
+        anew = msgspec.structs.replace(commit, generation=commit.generation + 1, published=None)
+        self._committed(anew, {})
+        raise UsageError(
+            f"the target of sink '{self._name}' has the messages below {held}, and was given those below {furthest} "
+            "from here: another copy of this pipeline writes there",
+            hint="run one of them alone, or give it another target; "
+            f"this one, started again, goes on with message {commit.watermark}, and shuts the other out",
+        )
 
     def start(self, at: LogPoint, checkpoint: Path) -> None:
         """Tell where the query begins, and which checkpoint directory it was given."""
@@ -242,6 +266,7 @@ class BatchRunner:
             self._overlap.wait()
             self._overlap.forget()
             self.offsets = self._claim()
+            self._met, self._furthest = False, None  # he may have delivered something
             self.at = LogPoint(MessageOffset(self.offsets.state.commit.watermark), ByteOffset(0))
 
     def mark(self, change: Callable[[Commit], Commit]) -> None:
@@ -418,7 +443,7 @@ class BatchRunner:
         position = SinkPosition(self._log_id, commit.generation, max(commit.watermark, self._in_target))
         try:
             with faults.step("publish"):
-                self._publisher.publish([part for part in parts if part.part], position)
+                self._publish_to(self._publisher, [part for part in parts if part.part], position)
         except RefusedError as error:
             before = self.offsets.state.commit
             careful = max(before.careful, commit.watermark)
@@ -429,6 +454,16 @@ class BatchRunner:
                 hint="run it again: these messages then go one at a time, up to the one that is refused",
             ) from error
         self._in_target = position.watermark
+
+    def _publish_to(self, publisher: Publisher, parts: Sequence[Staged], position: SinkPosition) -> None:
+        """Whatever becomes of it, the target may have these messages then; unless another one was there before."""
+        before = self._furthest
+        self._furthest = position.watermark
+        try:
+            publisher.publish(parts, position)
+        except RivalError:
+            self._furthest = before
+            raise
 
     def _committed(self, commit: Commit, namespaces: Mapping[str, int]) -> None:
         self.offsets.commit(commit, namespaces, now_us())
@@ -458,6 +493,7 @@ class BatchRunner:
         job = self._single.job(frame, begin, end, self._acked(), self._limit)
         assert self._publisher is not None
         self._publisher.close()
+        self._furthest = max(job.end, self._in_target)
         try:
             delivered = job.run()
         finally:

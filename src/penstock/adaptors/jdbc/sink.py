@@ -21,7 +21,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from penstock.adaptors.base import Finding, Guarantee, Order, Publisher, Sink, SinkPosition, Staged, Stager
+from penstock.adaptors.base import (
+    Finding,
+    Guarantee,
+    Order,
+    Publisher,
+    RivalError,
+    Sink,
+    SinkPosition,
+    Staged,
+    Stager,
+)
 from penstock.adaptors.changes import unknown_field
 from penstock.adaptors.continuing import continued
 from penstock.adaptors.jdbc.connection import Connection, Database
@@ -236,7 +246,7 @@ class JdbcPublisher(Publisher):
             to.generation, to.watermark, self._sink, at.log, at.generation, at.watermark,
         )  # fmt: skip
         if moved != 1 or to.log != at.log:
-            raise PenstockError(
+            raise RivalError(
                 f"the position in {self._database.shown} is not where this run left it, at {at.watermark}",
                 hint="another run writes the same target; end one of them",
             )

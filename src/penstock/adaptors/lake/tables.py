@@ -22,7 +22,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from penstock.adaptors.base import Finding, Guarantee, Order, Publisher, Sink, SinkPosition, Staged, Stager
+from penstock.adaptors.base import (
+    Finding,
+    Guarantee,
+    Order,
+    Publisher,
+    RivalError,
+    Sink,
+    SinkPosition,
+    Staged,
+    Stager,
+)
 from penstock.adaptors.changes import unknown_field
 from penstock.adaptors.continuing import continued
 from penstock.adaptors.lake.events import KIND, OFFSET, ROW, EventStager, Options
@@ -183,7 +193,7 @@ class TablePublisher(Publisher):
         table = self._writing.format.table(spark, events.ns)
         held = table.marker(self._sink)
         if held != self._held.get(events.ns):
-            raise PenstockError(
+            raise RivalError(
                 f"table '{events.ns}' in {self._writing.format.where} is not where this run left it: "
                 f"it has the messages below {held.watermark if held else 0}",
                 hint="another run writes the same target; end one of them",

@@ -30,6 +30,7 @@ from penstock.adaptors.base import (
     Order,
     Publisher,
     Refusal,
+    RivalError,
     Schemas,
     Sink,
     SinkPosition,
@@ -323,9 +324,9 @@ class MySqlPublisher(Publisher):
             [to.generation, to.watermark, self._options.name, at.log, at.generation, at.watermark],
         )
         if moved != 1 or to.log != at.log:
-            raise PenstockError(
+            raise RivalError(
                 f"the position of sink '{self._options.name}' is not where this run left it, at {at.watermark}",
-                hint=f"somebody else has written {self._options.positions}; start again",
+                hint="another run writes the same target; end one of them",
             )
 
 

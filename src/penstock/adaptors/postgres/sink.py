@@ -32,6 +32,7 @@ from penstock.adaptors.base import (
     Guarantee,
     Order,
     Publisher,
+    RivalError,
     Schemas,
     Sink,
     SinkPosition,
@@ -243,9 +244,9 @@ class PostgresPublisher(Publisher):
             [to.generation, to.watermark, self._options.name, at.log, at.generation, at.watermark],
         ).rowcount
         if moved != 1 or to.log != at.log:
-            raise PenstockError(
+            raise RivalError(
                 f"the position of sink '{self._options.name}' is not where this run left it, at {at.watermark}",
-                hint=f"somebody else has written {self._positions}; start again",
+                hint="another run writes the same target; end one of them",
             )
 
     def _clear(self, connection: psycopg.Connection[Any], upto: int | None = None) -> None:

@@ -30,6 +30,7 @@ from penstock.adaptors.base import (
     Order,
     Publisher,
     Refusal,
+    RivalError,
     Sink,
     SinkPosition,
     Staged,
@@ -347,7 +348,7 @@ class RedisPublisher(Publisher):
         except PenstockError as error:
             self.close()
             if FENCED in error.message:
-                raise PenstockError(
+                raise RivalError(
                     f"another process writes as '{self._key}' and has fenced this one off",
                     hint="two pipelines of the same name write to this server: give one of them another name",
                 ) from None

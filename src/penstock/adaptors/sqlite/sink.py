@@ -31,6 +31,7 @@ from penstock.adaptors.base import (
     Order,
     Publisher,
     Refusal,
+    RivalError,
     Schemas,
     Sink,
     SinkPosition,
@@ -289,7 +290,7 @@ class SqlitePublisher(Publisher):
             [to.generation, to.watermark, self._options.name, at.log, at.generation, at.watermark],
         ).rowcount
         if moved != 1 or to.log != at.log:
-            raise PenstockError(
+            raise RivalError(
                 f"the position in {self._options.path} is not where this run left it, at {at.watermark}",
                 hint="another run writes the same target; end one of them",
             )
