@@ -7,7 +7,7 @@ error reaches the top:
     1  the work failed            2  the request was wrong (arguments, settings, pipeline file)
     3  a sink stopped at a message and wants an operator
     4  the data directory belongs to another process
-    5  data on disk is damaged, or of a newer format than this version reads
+    5  data on disk is damaged, of a newer format than this version reads, or was taken away
 """
 
 from __future__ import annotations

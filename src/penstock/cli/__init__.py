@@ -71,7 +71,7 @@ Exit codes:
     2  the request was wrong: arguments, settings, pipeline file
     3  a sink stopped at a message and wants an operator
     4  the data directory belongs to another process: a pipeline runs, say
-    5  data on disk is damaged, or of a newer format
+    5  data on disk is damaged, of a newer format, or was taken away
   130  interrupted
 
 \b

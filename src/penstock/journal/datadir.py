@@ -56,6 +56,12 @@ class Owner(msgspec.Struct, frozen=True):
     passing: bool = False
 
 
+class DisplacedError(PenstockError):
+    """A data directory is no longer where its owner took it: what it wrote from now on would be in none, or in two."""
+
+    exit_code = 5
+
+
 class DataDir:
     """Paths of a data directory. Making one touches nothing."""
 
@@ -167,6 +173,14 @@ class DataDir:
             version = Version(FORMAT, uuid.uuid4().hex)
         disk.replace_file(self.path / "VERSION", msgspec.json.encode(version))
         return version
+
+    def lock_file(self) -> tuple[int, int] | None:
+        """Which file has the lock's name now, by device and number; None if there is none."""
+        try:
+            found = (self.path / "LOCK").stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return found.st_dev, found.st_ino
 
     def owner(self) -> Owner | None:
         """Who holds the lock now, or None."""

@@ -111,7 +111,7 @@ async def _owned(directory: DataDir, disk: Disk) -> AsyncIterator[Broker]:
     try:
         broker = Broker(directory, directory.create(disk), disk)
         ready, stop = asyncio.Event(), asyncio.Event()
-        serving = asyncio.create_task(serve_socket(broker, ready.set, stop))
+        serving = asyncio.create_task(_served(broker, ready, stop))
         try:
             waiting = asyncio.create_task(ready.wait())
             await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -122,6 +122,13 @@ async def _owned(directory: DataDir, disk: Disk) -> AsyncIterator[Broker]:
         finally:
             stop.set()
             await serving
-            await broker.close()
     finally:
         lock.release()
+
+
+async def _served(broker: Broker, ready: asyncio.Event, stop: asyncio.Event) -> None:
+    """Serve until the end, and close with it: who appends without a socket is not to go on alone."""
+    try:
+        await serve_socket(broker, ready.set, stop)
+    finally:
+        await broker.close()

@@ -26,7 +26,7 @@ from penstock.base.errors import PenstockError, UsageError
 from penstock.journal import wire
 from penstock.journal.auth import Authorizer, OpenAuthorizer
 from penstock.journal.broker import Broker, BrokerOptions
-from penstock.journal.datadir import DataDir
+from penstock.journal.datadir import DataDir, DisplacedError
 from penstock.journal.flow import FlowLimits
 from penstock.journal.keys import MemberId
 
@@ -43,6 +43,8 @@ GRPC_LOG = "grpc._cython.cygrpc"
 MAX_RECEIVE = 4 << 20
 EMBEDDED_GRACE = 2.0
 SERVING_GRACE = 15.0
+_LOOK = 1.0
+"""Seconds between two looks at whether the directory is still there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ async def serve_socket(
     await server.start()
     ready()
     try:
-        await stop.wait()
+        await _stopped(broker.directory, stop)
     finally:
         broker.end_waits()
         await server.stop(grace)  # which also removes the socket
@@ -133,7 +135,7 @@ async def _serve(
     try:
         await server.start()
         ready(Addresses(address, http, str(socket)))
-        await stop.wait()
+        await _stopped(broker.directory, stop)
     finally:
         broker.end_waits()
         if gateway is not None:
@@ -201,7 +203,7 @@ async def _serve_member(
     try:
         await server.start()
         ready(Addresses(address, http, str(socket)))
-        await stop.wait()
+        await _stopped(broker.directory, stop)
         log.info("on the way out: others are to take over")
         await broker.drain()
     finally:
@@ -211,6 +213,26 @@ async def _serve_member(
         if gateway is not None:
             await gateway.stop(options.grace)
         await server.stop(options.grace)
+
+
+async def _stopped(directory: DataDir, stop: asyncio.Event) -> None:
+    """Wait until we are to stop; raises if somebody takes the directory, or its lock, away from where it is.
+
+    What is open could be written on, in a directory that has another name or none; what is made anew would be in one
+    that has nothing else, and another process might own that.
+    """
+    ours = directory.lock_file()
+    while ours is None or directory.lock_file() == ours:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _LOOK)
+            return
+    error = DisplacedError(
+        f"the data directory {directory.path}, or the file LOCK in it, was moved, removed or replaced "
+        "while this process had it",
+        hint="bring the directory back to its place, and start again: it has all that was acknowledged before",
+    )
+    log.error("%s", error.message)
+    raise error
 
 
 class HungUp(logging.Filter):
