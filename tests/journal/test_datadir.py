@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.base.disk import Disk
+from penstock.base.disk import Disk, DiskFile
 from penstock.base.errors import CorruptError, InUseError, PenstockError, UsageError
 from penstock.journal.client import Client
 from penstock.journal.datadir import DataDir, Lock
 from penstock.journal.embedded import EmbeddedBroker, connect
 from penstock.log.commitlog import journal_spec
+from penstock.log.journals import ensure
 from penstock.testing.powerloss import BrokenPromiseError, Mark, RecordingDisk, check, sync_sites
 
 
@@ -104,6 +105,31 @@ def test_a_directory_of_somebody_else_is_refused_in_words(
     monkeypatch.setattr(os, "mkdir", refused)
     with pytest.raises(UsageError, match="data: Permission denied"):
         Lock(DataDir(tmp_path / "data"), Disk())
+
+
+def test_a_file_that_another_user_has_left_is_refused_in_words(tmp_path: Path) -> None:
+    """As root does, for one who looks at the directory of a service."""
+
+    class Foreign(Disk):
+        def open(self, path: Path, *, create: bool = False, mode: int = 0o640) -> DiskFile:
+            if path.name == "keyspace":
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return super().open(path, create=create, mode=mode)
+
+    EmbeddedBroker(tmp_path / "data").stop()
+    with pytest.raises(UsageError, match="keyspace: Permission denied") as refused:
+        EmbeddedBroker(tmp_path / "data", disk=Foreign())
+    assert "chown" in str(refused.value.hint)
+
+
+def test_a_directory_whose_key_space_is_gone_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path / "data") as broker, broker.client() as client:
+        ensure(client, journal_spec("some/journal", 1 << 20, {}))
+        client.append("some/journal", b"x")
+    (tmp_path / "data" / "keyspace").unlink()
+    for _ in range(2):
+        with pytest.raises(CorruptError, match="the key space is gone"):
+            EmbeddedBroker(tmp_path / "data")
 
 
 def test_a_full_disk_is_no_fault_of_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,6 +174,25 @@ class DataDir:
         disk.replace_file(self.path / "VERSION", msgspec.json.encode(version))
         return version
 
+    def refuse(self, error: OSError) -> None:
+        """Raise what an error of the system means if it says that the directory cannot be ours."""
+        if error.errno in _NOT_OURS:
+            raise UsageError(
+                f"cannot use {self.path} as a data directory: {error.filename}: {error.strerror}",
+                hint="name one that this user can write to, with --data-dir or PENSTOCK_DATA_DIR; "
+                "what a command of another user, root say, has left in it must be given back (chown -R)",
+            ) from error
+
+    def refuse_lost_keyspace(self) -> None:
+        """Journals are in the key space before they have spools: spools alone are what somebody left over."""
+        if (self.path / "spools").exists() and not self.keyspace.exists():
+            raise CorruptError(
+                "the key space is gone, and with it which journals there are and what they are",
+                where=str(self.keyspace),
+                position=0,
+                hint="bring it back from a backup; the directory of a broker of a cluster is served with --etcd",
+            )
+
     def lock_file(self) -> tuple[int, int] | None:
         """Which file has the lock's name now, by device and number; None if there is none."""
         try:
@@ -215,12 +234,8 @@ class Lock:
             disk.make_dirs(directory.path, 0o700)
             self._fd = os.open(directory.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            if error.errno not in _NOT_OURS:
-                raise
-            raise UsageError(
-                f"cannot use {directory.path} as a data directory: {error.filename}: {error.strerror}",
-                hint="name one that this user can write to, with --data-dir or PENSTOCK_DATA_DIR",
-            ) from error
+            directory.refuse(error)
+            raise
         try:
             self._take(directory, time.monotonic() + patience)
         except BaseException:

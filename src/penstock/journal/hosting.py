@@ -140,7 +140,12 @@ class Hosting:
     # What a broker among others does otherwise.
 
     def _open_keyspace(self, disk: Disk) -> KeySpace:
-        self._local = LocalKeySpace(disk, self.directory.keyspace)
+        self.directory.refuse_lost_keyspace()
+        try:
+            self._local = LocalKeySpace(disk, self.directory.keyspace)
+        except OSError as error:
+            self.directory.refuse(error)
+            raise
         return self._local
 
     def _close_keyspace(self) -> None:
