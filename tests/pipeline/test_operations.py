@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,20 +18,23 @@ from penstock.journal.client import Client
 from penstock.journal.datadir import DataDir, Owner
 from penstock.journal.embedded import EmbeddedBroker, connect
 from penstock.log.commitlog import CommitLog
-from penstock.log.control import ControlEntry, ControlState, RunMark
+from penstock.log.control import Control, ControlEntry, ControlState, Detail, RunMark
 from penstock.log.message import Message, Mode, Op
 from penstock.log.offsets import Commit, SinkOffsets
 from penstock.log.reader import LogReader
 from penstock.log.record import Record
-from penstock.pipeline import moves
+from penstock.pipeline import editing, moves, runner
 from penstock.pipeline.cases import Outcome, compared, meets, same
+from penstock.pipeline.clock import now_us
 from penstock.pipeline.definition import Pipeline
-from penstock.pipeline.editing import open_editor
-from penstock.pipeline.live import running
-from penstock.pipeline.operations import open_directory, utc
+from penstock.pipeline.editing import Editor, open_editor
+from penstock.pipeline.live import is_gone, running
+from penstock.pipeline.operations import Directory, open_directory, utc
 from penstock.pipeline.progress import Progress, RunFile
 from penstock.pipeline.recompute import passed, sink_node, step_traces, tapped
+from penstock.pipeline.runner import run
 from penstock.pipeline.tracing import skipped_by
+from penstock.spark.reach import Reach
 
 NOW = 1_700_000_000_000_000
 MESSAGES = 12
@@ -67,6 +72,44 @@ def test_a_run_is_alive_if_its_lock_or_behind_a_broker_its_beat_says_so(
 ) -> None:
     found = running(owner, file, ControlState(run=mark), NOW, local=local)
     assert (found.pid if found else None) == pid
+
+
+DAY = 86_400 * 1_000_000
+
+
+class TestAClockThatWasSetBack:
+    """The run before crashed on another machine, by the clock of now tomorrow."""
+
+    @pytest.fixture
+    def control(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Control]:
+        for module in (runner, editing):
+            monkeypatch.setattr(module, "is_gone", partial(is_gone, patience=2.0))
+        with EmbeddedBroker(tmp_path / "broker") as broker, Client(broker.address) as client:
+            CommitLog(client, "p", tmp_path / "index", 1 << 20, NOW).close()
+            control = Control(client, "p")
+            control.append(self.sign("run-begin"))
+            yield control
+
+    def sign(self, action: str) -> ControlEntry:
+        detail: Detail = {"run": "r", "pid": 7, "host": "there"}
+        return ControlEntry(now_us() + DAY, "penstock run", action, None, detail)
+
+    def test_its_place_is_free(self, control: Control, tmp_path: Path) -> None:
+        client = control._client
+        Editor(Directory(client), "me").require_still("p")
+        (tmp_path / "in.jsonl").touch()
+        pipeline = Pipeline("p")
+        source = pipeline.source("in", a.file(uri=f"file://{tmp_path}/in.jsonl"))
+        source.save("out", a.file(uri=f"file://{tmp_path}/out.jsonl"))
+        reach = Reach(client.address)
+        assert run(pipeline, data_dir=tmp_path / "mine", once=True, broker=reach).exit_code == 0
+
+    def test_unless_it_still_beats(self, control: Control) -> None:
+        beating = threading.Timer(0.7, lambda: control.append(self.sign("run-beat")))
+        beating.start()
+        with pytest.raises(InUseError, match="is running"):
+            Editor(Directory(control._client), "me").require_still("p")
+        beating.join()
 
 
 def test_whoever_has_a_directory_for_a_moment_says_so(tmp_path: Path) -> None:

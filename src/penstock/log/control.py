@@ -113,6 +113,10 @@ class RunMark(msgspec.Struct, frozen=True):
         recent = now - self.beat < ALIVE_SECONDS * 1_000_000
         return not self.ended and recent and not has_ended(self.process)
 
+    def is_ahead(self, now: int) -> bool:
+        """Whether its last beat is from a time to come: a clock was set back, or its machine has another time."""
+        return self.beat - now >= ALIVE_SECONDS * 1_000_000
+
 
 class ControlState(msgspec.Struct, frozen=True):
     """The fold over the entries."""

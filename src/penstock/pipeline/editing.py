@@ -31,10 +31,10 @@ from penstock.log.positions import NamespaceState
 from penstock.pipeline import moves
 from penstock.pipeline.atomic import GROUP
 from penstock.pipeline.clock import now_us
-from penstock.pipeline.live import serves
+from penstock.pipeline.live import is_gone, serves
 from penstock.pipeline.offsetfile import Exported, ExportedSink
 from penstock.pipeline.operations import Directory, running_here
-from penstock.pipeline.records import Acknowledged, Move
+from penstock.pipeline.records import Acknowledged, Move, RunStatus
 
 
 @contextmanager
@@ -85,16 +85,23 @@ class Editor:
     def require_still(self, pipeline: str) -> None:
         """Refuse while a run of this pipeline goes on; also refuses a pipeline that is not there."""
         self.directory.reader(pipeline)
-        run = self.directory.run(pipeline, self.clock())
+        run = self._run(pipeline)
         if run is not None:
             raise _runs(pipeline, run.pid, run.host)
 
     def require_sink_still(self, pipeline: str, sink: str) -> None:
         """Refuse while a run feeds this sink; one that it has stopped or paused stands still."""
         self.directory.reader(pipeline)
-        run = self.directory.run(pipeline, self.clock())
+        run = self._run(pipeline)
         if run is not None and self.directory.told_state(pipeline, sink) not in STANDING:
             raise _runs(pipeline, run.pid, run.host)
+
+    def _run(self, pipeline: str) -> RunStatus | None:
+        """The run that goes on, if one does."""
+        now = self.clock()
+        run, control = self.directory.run(pipeline, now), self.directory.control(pipeline)
+        mark = control.state().run if run is not None else None
+        return None if mark is not None and is_gone(control, mark, now) else run
 
     def record(self, pipeline: str, action: str, sink: str | None, detail: Detail) -> None:
         """Leave the entry that an edit leaves."""

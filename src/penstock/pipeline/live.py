@@ -7,11 +7,17 @@ process that holds it.
 
 from __future__ import annotations
 
+import logging
+import time
+
 from penstock.journal.datadir import Owner
-from penstock.log.control import ControlState
+from penstock.log.control import ALIVE_SECONDS, RUN_BEAT, Control, ControlState, RunMark
 from penstock.pipeline.progress import RunFile
 from penstock.pipeline.records import RunStatus
 
+log = logging.getLogger(__name__)
+
+_LOOK_AGAIN = 0.5
 _BROKER = "penstock broker "
 """How the command begins that serves a data directory to everybody."""
 
@@ -39,3 +45,21 @@ def running(
     if owner is not None and not serves(owner) and owner.pid != mark.pid:
         return None
     return RunStatus(mark.pid, mark.host, mark.http, mark.began or None)
+
+
+def is_gone(control: Control, mark: RunMark, now: int, patience: float = ALIVE_SECONDS) -> bool:
+    """Whether a run that looks alive at `now` (us) is not: its beat is from a time to come, and no other one follows.
+
+    By the clock such a beat would count until its time is over: for a day, if the clock was set back by a day.
+    """
+    if not mark.is_ahead(now):
+        return False
+    log.warning("the last sign of the run on %s is of a time to come: waiting for another one", mark.host)
+    heard, _ = control.changed_since(0)
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        time.sleep(_LOOK_AGAIN)
+        heard, entries = control.changed_since(heard)
+        if any(entry.action == RUN_BEAT and entry.detail.get("run") == mark.run for entry in entries):
+            return False
+    return True

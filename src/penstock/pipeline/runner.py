@@ -49,6 +49,7 @@ from penstock.pipeline.errortext import first_line
 from penstock.pipeline.housekeeping import Housekeeping
 from penstock.pipeline.identity import refuse_another_source
 from penstock.pipeline.ingest import Ingest
+from penstock.pipeline.live import is_gone
 from penstock.pipeline.place import Place, empty_scratch, open_place, source_options
 from penstock.pipeline.progress import Progress, RunFile, SparkProgress, Summary, publish
 from penstock.pipeline.serving import serving
@@ -268,7 +269,7 @@ class _Run:
     def _refuse_second(self) -> None:
         """Where no lock keeps runs apart, ask the control journal whether another one is alive."""
         mark = self._control.state().run if self._place.remote else None
-        if mark is not None and mark.alive(now_us()):
+        if mark is not None and mark.alive(now := now_us()) and not is_gone(self._control, mark, now):
             raise InUseError(
                 f"pipeline '{self._pipeline.name}' is running on {mark.host} (pid {mark.pid})",
                 hint="stop it first; after a crash on another machine its place is free within 20 s",
