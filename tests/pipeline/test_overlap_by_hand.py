@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import pytest
 
@@ -32,6 +33,9 @@ from penstock.spark.tasks import Task
 from penstock.spark.work import Work
 
 from .byhand import NOW, ByHand, numbered
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 PATIENCE = 20.0
 
@@ -187,24 +191,74 @@ def test_a_sink_that_stopped_within_a_batch_lacks_what_is_behind_its_message(her
     assert (batches.sink.state, batches.lacking) == ("stopped", (15, batches.bytes_from(15)))
 
 
-@pytest.mark.parametrize("pieces", [1, 2])
-def test_a_sink_that_fails_before_it_has_what_compaction_set_apart_lacks_all_of_the_log(
-    here: ByHand, monkeypatch: pytest.MonkeyPatch, pieces: int
-) -> None:
-    """It was measured from the first byte that the log ever had, which is gone: that ended the run."""
+def before_the_log(here: ByHand, monkeypatch: pytest.MonkeyPatch) -> tuple[Batches, SparkSession]:
+    """A sink that has nothing; three messages are set apart, which it gets one by one, ten are in the log."""
     monkeypatch.setattr(supervisor, "_CATCH_UP", 1)
     batches = Batches(here)
     here.append("BC")
     here.close_segment()
     here.append("A" * 10)
     compact(here.log, MessageOffset(32), now=NOW)
+    spark = SimpleNamespace(createDataFrame=lambda rows: SimpleNamespace(count=lambda: rows.num_rows))
+    return batches, cast("SparkSession", spark)
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_pause_is_heeded_between_two_pieces_of_what_compaction_set_apart(
+    here: ByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches, spark = before_the_log(here, monkeypatch)
+    batches.sink.start(spark)  # nobody has let go of the target
+    _until(lambda: batches.runner.busy)
+    batches.sink.tend(spark, here.log.point)
+    batches.sink.pause()
+    assert batches.sink.state == "running"
+    batches.target.let_go.set()
+
+    def paused() -> bool:
+        batches.sink.watch(here.log.point)
+        return batches.sink.state == "paused"
+
+    _until(paused)
+    assert (here.lines(), here.held().commit.watermark) == (numbered([29]), 30)
+
+
+def test_a_stop_does_not_wait_for_a_target_that_hangs_at_what_compaction_set_apart(
+    here: ByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches, spark = before_the_log(here, monkeypatch)
+    batches.sink.start(spark)
+    _until(lambda: batches.runner.busy)
+    batches.sink.ask_to_stop()
+    batches.sink.stop(0.1)
+    assert here.lines() == []
+    batches.target.let_go.set()
+    assert batches.sink._catching_up is not None
+    batches.sink._catching_up.join(PATIENCE)
+    assert here.lines() == numbered([29]), "the one that was under way"
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_sink_that_fails_before_it_has_what_compaction_set_apart_lacks_all_of_the_log(
+    here: ByHand, monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
+    """It was measured from the first byte that the log ever had, which is gone: that ended the run."""
+    batches, spark = before_the_log(here, monkeypatch)
     batches.target.let_go.set()
     batches.target.errors.append(AwayError("no answer"))
-    spark = SimpleNamespace(createDataFrame=lambda rows: SimpleNamespace(count=lambda: rows.num_rows))
     if pieces > 1:
         monkeypatch.setattr(HeldPublisher, "publish", FilePublisher.publish)
         monkeypatch.setattr(batches.runner, "_committed", _away_after(batches.runner._committed, 1))
-    batches.sink.start(spark)  # type: ignore[arg-type]
+    batches.sink.start(spark)
+    assert batches.sink._catching_up is not None
+    batches.sink._catching_up.join(PATIENCE)
+    batches.sink.tend(spark, here.log.point)
     batches.sink.watch(here.log.point)
     pending = {1: 42, 2: 12}[pieces]
     assert (batches.sink.state, batches.lacking) == ("away", (pending, batches.bytes_from(32)))

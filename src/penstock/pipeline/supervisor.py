@@ -1,8 +1,9 @@
 """One sink under supervision: its query started, watched, restarted, paused, stopped between batches (DESIGN 3-6).
 
 Every start of a query uses a new checkpoint directory whose first offset comes from the offset log, so that
-nothing Spark remembers of an earlier start matters. What the end of a query means is told in `troubles.py`, how far
-the sink is behind in `lag.py`.
+nothing Spark remembers of an earlier start matters. What compaction has set apart is delivered before that, in a thread
+of its own: a query cannot see it, and the runner's main thread has others to look after. What the end of a query means
+is told in `troubles.py`, how far the sink is behind in `lag.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import shutil
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -71,6 +74,7 @@ class SupervisedSink:
         self._around = around
         self._checkpoints = around.scratch / "checkpoints" / node.name
         self._query: StreamingQuery | None = None
+        self._catching_up: threading.Thread | None = None
         self._starts = 0
         self._troubles = Troubles(node.on_error)
         self._due = 0.0
@@ -132,18 +136,51 @@ class SupervisedSink:
         try:
             if not self._batches.is_open:
                 self._batches.open(self._around.reader.state().next)
-            self._start_query(spark)
+            self._begin(spark)
         except Exception as error:  # noqa: BLE001 - whatever Spark or a target throws counts as a failed start
             self._batches.close()
             self._note_move()
             self._wait(told(error))
 
-    def _start_query(self, spark: SparkSession) -> None:
-        self._starts += 1
-        checkpoint = self._checkpoints / str(self._starts)
+    def _begin(self, spark: SparkSession) -> None:
+        """Begin with what compaction has set apart, if the sink lacks some of it, or with the query."""
         shutil.rmtree(self._checkpoints, ignore_errors=True)
         self._batches.buries = self._troubles.buries
-        point = self._start_point(spark)
+        reader, watermark = self._around.reader, self.commit.watermark
+        first = reader.first()
+        if watermark >= first.offset:
+            self._start_query(spark, reader.seek(watermark))
+        else:
+            self._catch_up(spark, first)
+        self.state, self.reason = "running", None
+
+    def _catch_up(self, spark: SparkSession, first: LogPoint) -> None:
+        """Deliver what was kept of the messages before `first`, beside the runner's main thread."""
+        watermark = self.commit.watermark
+        self._batches.start(LogPoint(MessageOffset(watermark), first.byte), self._checkpoints)
+        log.warning(
+            "sink %s: messages %d to %d went through compaction; it gets those that were kept",
+            self.node.name, watermark, first.offset - 1,
+        )  # fmt: skip
+
+        def deliver() -> None:
+            try:
+                for frame, end in _set_apart(spark, self._around.reader, watermark, first):
+                    if not self._batches.catch_up(frame, end):
+                        return
+            except BaseException as error:  # noqa: BLE001 - `tend` decides what follows from it
+                self._batches.failed(error)
+
+        self._catching_up = threading.Thread(target=deliver, name=f"catch up {self.node.name}", daemon=True)
+        self._catching_up.start()
+
+    @property
+    def _catches_up(self) -> bool:
+        return self._catching_up is not None and self._catching_up.is_alive()
+
+    def _start_query(self, spark: SparkSession, point: LogPoint) -> None:
+        self._starts += 1
+        checkpoint = self._checkpoints / str(self._starts)
         self._batches.start(point, checkpoint)
         stream = spark.readStream.format("penstock").options(
             **self._around.options, startOffset=str(point.offset), startByte=str(point.byte)
@@ -153,7 +190,6 @@ class SupervisedSink:
         writer = stream.load().writeStream.foreachBatch(self._batches)
         name = f"{self._around.pipeline}/{self.node.name}"
         self._query = writer.option("checkpointLocation", str(checkpoint)).queryName(name).start()
-        self.state, self.reason = "running", None
 
     def watch(self, end: LogPoint) -> None:
         """Measure how far behind the sink is, also one that is paused or has stopped: that one holds the log most."""
@@ -167,8 +203,12 @@ class SupervisedSink:
 
     def tend(self, spark: SparkSession, end: LogPoint) -> None:
         """Look after the query: restart it if it died, and say how it stands against the log's end."""
-        if self.idle or self._halting is not None:
+        if self.idle or self._halting is not None or self._catches_up:
             return
+        if self._catching_up is not None:
+            self._catching_up = None
+            if self._batches.failure is not None:
+                self._died()
         if self._query is not None and self._query.isActive:
             if self._batches.failure is None or self._batches.busy:
                 self.state = self._how_it_runs(end)
@@ -276,21 +316,6 @@ class SupervisedSink:
             error=shown.error,
         )
 
-    def _start_point(self, spark: SparkSession) -> LogPoint:
-        """Where the query begins. What compaction has set apart is delivered before: the query cannot see it."""
-        reader, watermark = self._around.reader, self.commit.watermark
-        first = reader.first()
-        if watermark >= first.offset:
-            return reader.seek(watermark)
-        self._batches.start(LogPoint(MessageOffset(watermark), first.byte), self._checkpoints)
-        log.warning(
-            "sink %s: messages %d to %d went through compaction; it gets those that were kept",
-            self.node.name, watermark, first.offset - 1,
-        )  # fmt: skip
-        for frame, end in _set_apart(spark, reader, watermark, first):
-            self._batches.catch_up(frame, end)
-        return first
-
     def _how_it_runs(self, end: LogPoint) -> str:
         commit = self.commit
         if commit.watermark >= end.offset:
@@ -317,8 +342,9 @@ class SupervisedSink:
     def _halt(self) -> None:
         """Pause or detach; to be called again while a batch is under way."""
         self._batches.ask_to_stop()
-        if self._batches.busy or not self._end_query(_PATIENCE):
+        if self._catches_up or self._batches.busy or not self._end_query(_PATIENCE):
             return
+        self._catching_up = None
         if self._halting == "detached":
             self._detach()
         self._batches.close()
@@ -336,9 +362,8 @@ class SupervisedSink:
 
     def _died(self) -> None:
         """Decide what the end of a query means."""
-        assert self._query is not None
-        cause = self._batches.failure or self._query.exception()
-        self._query = None
+        query, self._query = self._query, None
+        cause = self._batches.failure or (query.exception() if query is not None else None)
         self._batches.close()
         if isinstance(cause, FencedError) and self._around.alone():
             # An operator took the sink for one that stood still, just when it went on.
@@ -416,16 +441,20 @@ def _stop(query: StreamingQuery, patience: float) -> None:
 
 def _set_apart(
     spark: SparkSession, reader: LogReader, begin: int, first: LogPoint
-) -> list[tuple[DataFrame, LogPoint]]:
+) -> Iterator[tuple[DataFrame, LogPoint]]:
     """What the companion of the log still has from `begin` on, a few thousand messages at a time."""
     import pyarrow as pa
 
     from penstock.spark.columns import SCHEMA
     from penstock.spark.single import batch_of
 
-    records = list(reader.compacted(begin, first.offset - 1))
-    pieces = [records[at : at + _CATCH_UP] for at in range(0, len(records), _CATCH_UP)] or [[]]
-    # Whoever stands before the log lacks all that is in it.
-    ends = [LogPoint(MessageOffset(piece[0].offset), first.byte) for piece in pieces[1:]] + [first]
-    frames = [spark.createDataFrame(pa.Table.from_batches([batch_of(piece)], SCHEMA)) for piece in pieces]
-    return list(zip(frames, ends, strict=True))
+    records = reader.compacted(begin, first.offset - 1)
+    piece = list(islice(records, _CATCH_UP))
+    while True:
+        following = list(islice(records, _CATCH_UP))
+        # Whoever stands before the log lacks all that is in it.
+        end = LogPoint(MessageOffset(following[0].offset), first.byte) if following else first
+        yield spark.createDataFrame(pa.Table.from_batches([batch_of(piece)], SCHEMA)), end
+        if not following:
+            return
+        piece = following

@@ -137,7 +137,7 @@ class BatchRunner:
         """Whether refused messages become dead letters from the next batch on; if not, the first one ends its batch."""
         self._burying = False
         self.failure: BaseException | None = None
-        self._overlap = Overlap(f"publish {sink_name}", self._failed)
+        self._overlap = Overlap(f"publish {sink_name}", self.failed)
 
     def tell_done(self, done: Callable[[BatchReport], None]) -> None:
         """Have `done` called with what each batch came to."""
@@ -287,18 +287,21 @@ class BatchRunner:
                 self._run(frame, batch_id)
             except BaseException as error:
                 self._overlap.wait()  # whoever sees the query end finds nothing under way
-                self._failed(error)
+                self.failed(error)
                 raise
 
-    def _failed(self, error: BaseException) -> None:
+    def failed(self, error: BaseException) -> None:
         """The first failure is the one to tell: that of a batch is the end of those behind it."""
         self.failure = self.failure or error
 
-    def catch_up(self, frame: DataFrame, end: LogPoint) -> None:
-        """Deliver messages that the query will not give: those that compaction has set apart."""
+    def catch_up(self, frame: DataFrame, end: LogPoint) -> bool:
+        """Deliver messages that no query will give: those that compaction has set apart. False if we are to stop."""
         with self._busy:
+            if self._stopping:
+                return False
             self._range(Work(frame, self.at, end, frame.count()))
             self.at = end
+        return True
 
     @functools.cached_property
     def _planner(self) -> RecordPlanner:
