@@ -278,6 +278,19 @@ def test_a_run_is_told_by_the_lock_not_by_what_it_left_behind(shop: Shop) -> Non
         assert shop.lines("status")[0]["running"] is False
 
 
+def test_status_says_that_what_it_shows_of_a_run_is_old(shop: Shop) -> None:
+    """As when there is no room for its file."""
+    from penstock.pipeline.clock import now_us
+
+    old = "and not since then: is its disk full?"
+    with EmbeddedBroker(shop.data):
+        publish(shop.data, run_file())
+        assert old in shop.ok("status")
+        assert shop.lines("status")[0]["run"]["told_ts"] == NOW
+        publish(shop.data, dataclasses.replace(run_file(), written=now_us()))
+        assert old not in shop.ok("status")
+
+
 def test_behind_a_broker_a_run_is_told_by_its_beat(shop: Shop) -> None:
     from penstock.pipeline.clock import now_us
 

@@ -96,6 +96,17 @@ class TestRuns:
         source.save("out", a.file(uri=f"file://{path}/out.jsonl"))
         return pipeline
 
+    def test_that_its_file_cannot_be_written_is_told_once(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (tmp_path / "in.jsonl").touch()
+        for _ in range(2):  # the first one makes the directory
+            summary = run(self.pipeline(tmp_path), data_dir=tmp_path / "data", once=True)
+            shutil.rmtree(tmp_path / "data" / "runs", ignore_errors=True)
+            (tmp_path / "data" / "runs").touch()
+        told = [line for line in caplog.messages if "`penstock status`" in line]
+        assert (summary.exit_code, len(told)) == (0, 1)
+
     @pytest.mark.parametrize("strict", [False, True])
     def test_once_ends_with_an_error_if_who_holds_the_log_will_not_move(
         self, tmp_path: Path, strict: bool

@@ -30,12 +30,19 @@ from penstock.pipeline.records import (
     Trace,
 )
 
+_STALE = 60 * 1_000_000
+"""Microseconds after which it is odd that a run has told nothing: the start of Spark may take some time."""
+
 
 def status(found: PipelineStatus, *, now_ts: int) -> RenderableType:
     """A pipeline at rest or at work: its log, the phase of each namespace, and a row for each sink."""
     parts: list[RenderableType] = [_headline(found)]
     if found.ended:
         parts.append(Text(visible(found.ended), style="yellow"))
+    last = found.run.told_ts if found.run else None
+    if last is not None and now_ts - last > _STALE:
+        old = f"it told {ago(last, now_ts)} how its nodes stand, and not since then: is its disk full?"
+        parts.append(Text(old, style="yellow"))
     if found.readers:
         parts.append(Text(f"not reading: {visible(found.readers)}", style="yellow"))
     if found.namespaces:

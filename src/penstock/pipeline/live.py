@@ -38,7 +38,7 @@ def running(
     if local and owner is None:
         return None
     if owner is not None and file is not None and file.pid == owner.pid and file.exit_code is None:
-        return RunStatus(file.pid, file.host, file.http, file.started, file.progress.phase)
+        return RunStatus(file.pid, file.host, file.http, file.started, file.progress.phase, file.written)
     mark = control.run
     if mark is None or not mark.alive(now):
         return None

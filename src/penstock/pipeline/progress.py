@@ -8,7 +8,6 @@ it did.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +15,6 @@ from pathlib import Path
 import msgspec
 
 from penstock.log.transaction import Transaction
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +157,9 @@ def publish(directory: Path, content: RunFile) -> None:
     """Leave it for others to read. A view of the moment, so never synced; without room for it nothing is lost."""
     path = run_file(directory, content.progress.pipeline)
     aside = path.with_suffix(".partial")
-    try:
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        aside.write_bytes(msgspec.json.encode(content))
-        aside.rename(path)
-    except OSError as error:
-        log.warning("%s: cannot be written: %s", path, error)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    aside.write_bytes(msgspec.json.encode(content))
+    aside.rename(path)
 
 
 def published(directory: Path, pipeline: str) -> RunFile | None:

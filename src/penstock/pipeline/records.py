@@ -109,6 +109,8 @@ class RunStatus:
     http: str | None = None
     started_ts: int | None = None
     phase: str = "running"
+    told_ts: int | None = None
+    """When it last told in its file how its nodes stand; None if nobody here can see that file."""
 
 
 @dataclass(frozen=True, slots=True)

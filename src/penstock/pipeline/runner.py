@@ -209,7 +209,7 @@ class _Run:
             tell=stop.nudge,
         )
         self._copies = Copies()
-        self._broker_away = False
+        self._broker_away = self._untold = False
         self.progress = self._told("opening")
 
     def _supervised(self, burials: Burials, around: Surroundings) -> list[SupervisedSink]:
@@ -460,7 +460,13 @@ class _Run:
             http=self.signs.http,
             exit_code=exit_code,
         )
-        publish(self._place.directory.path, content)
+        try:
+            publish(self._place.directory.path, content)
+            self._untold = False
+        except OSError as error:
+            if not self._untold:  # as many times a second as it would be written
+                log.warning("what `penstock status` shows of the run is old from now on: %s", error)
+            self._untold = True
 
 
 def _spark_gone() -> PenstockError:
