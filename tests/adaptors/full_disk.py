@@ -25,7 +25,8 @@ from penstock import adaptors as a
 from penstock.adaptors.base import Sink, SinkPosition, Stage, Staged
 from penstock.adaptors.parts import PartStager, read_parts
 from penstock.base.errors import AwayError
-from penstock.log.schema import Field, Kind, LatestSchemas, Schema
+from penstock.log.schema import Field, Kind, Schema
+from penstock.testing.adaptors.delivery import GivenSchemas
 
 ROWS = 2000
 KNOWN = {"orders": Schema((Field("id", Kind.INT), Field("note", Kind.STRING)), ("id",))}
@@ -100,7 +101,7 @@ def stage(case: Case, name: str) -> Staged:
 
 
 def told(top: Path, case: Case) -> dict[str, object]:
-    case.sink.use(LatestSchemas(case.schemas.get, lambda: case.schemas), "p.s")
+    case.sink.use(GivenSchemas(case.schemas), "p.s")
     start = SinkPosition("log", 1, 0)
     publisher = case.sink.publisher()
     publisher.open(start)

@@ -16,7 +16,7 @@ from penstock.adaptors.postgres.sink import PostgresPublisher
 from penstock.log.message import Message, Op
 from penstock.log.schema import Field, Kind, Schema
 from penstock.testing.adaptors import SINK, Can, Row, SinkSubject, TypedDelivery
-from penstock.testing.adaptors.delivery import batch_of
+from penstock.testing.adaptors.delivery import GivenSchemas, batch_of
 
 DATABASE = "written"
 _numbers = itertools.count()
@@ -189,7 +189,7 @@ class Writer:
         self.end = 0
         self.schemas: dict[str, Schema] = {}
         self.sink = a.postgres(**{"uri": target.uri, "own_schema": target.own_schema, **settings}).sink()
-        self.sink.use(self.schemas.get, name)
+        self.sink.use(GivenSchemas(self.schemas), name)
         self.publisher = self.sink.publisher()
         self.at = self.publisher.open(SinkPosition("log", 0, 0))
 

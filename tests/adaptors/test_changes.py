@@ -37,6 +37,8 @@ from penstock.adaptors.postgres.sink_values import Column as PostgresColumn
 from penstock.adaptors.postgres.sink_values import text_of
 from penstock.adaptors.sqlite.sink_values import stored
 from penstock.log.message import Message, Op
+from penstock.log.schema import Field, KnownSchemas, Schema, Told
+from penstock.log.schema import Kind as FieldKind
 from penstock.testing.adaptors.delivery import batch_of
 
 TABLE = Target("t", frozenset({"id", "a", "b"}), ("id",))
@@ -100,8 +102,25 @@ def test_what_is_nested_too_deeply_to_be_read_is_refused() -> None:
     with pytest.raises(NotTakenError, match="not the text of an object"):
         read(TABLE, row("insert", text), bind)
     seen = Seen()
-    seen.add("t", "insert", None, text)
+    seen.add("t", 0, "insert", None, text)
     assert not seen.fields
+
+
+def test_a_table_is_made_by_the_schemas_that_held_for_its_rows() -> None:
+    """Not by one that was told behind them: it holds other values, or fewer of their digits."""
+    kinds = (FieldKind.DECIMAL, FieldKind.FLOAT, FieldKind.STRING)
+    told = [Told(at, Schema((Field("x", kind),), ("x",))) for at, kind in zip((0, 5, 9), kinds, strict=True)]
+    for offsets, kind in (
+        ((0, 4), FieldKind.DECIMAL),
+        ((5,), FieldKind.FLOAT),
+        ((4, 5), FieldKind.DECIMAL),
+        ((8, 9), FieldKind.ANY),
+        ((12,), FieldKind.STRING),
+    ):
+        seen = Seen()
+        for offset in offsets:
+            seen.add("t", offset, "insert", None, '{"x":1.50}')
+        assert seen.schema(KnownSchemas({"t": told})) == Schema((Field("x", kind),), ("x",)), offsets
 
 
 def test_a_command_truncates_and_a_noop_does_nothing() -> None:
@@ -307,7 +326,7 @@ def test_the_rows_in_sqlite_are_those_of_the_order(tmp_path: Path, made: list[Ch
             )
         connection.commit()
         sink = a.sqlite(uri=f"sqlite://{path}").sink()
-        sink.use(lambda ns: None, "shop.db")
+        sink.use(KnownSchemas({}), "shop.db")
         publisher = sink.publisher()
         publisher.open(SinkPosition("log", 0, 0))
         found = messages_of(made, tables)

@@ -14,14 +14,17 @@ from penstock.adaptors.lake.events import KIND, OFFSET, EventStager, Options
 from penstock.adaptors.lake.frames import Place, cast, events_of, together
 from penstock.base.errors import UsageError
 from penstock.log.message import Message, Op
-from penstock.log.schema import Field, Kind, Schema
-from penstock.testing.adaptors.delivery import ROWS, batch_of, message, truncate
+from penstock.log.schema import Field, Kind, Schema, Told
+from penstock.testing.adaptors.delivery import ROWS, GivenSchemas, batch_of, message, truncate
 
 
 def staged(
-    place: Path, messages: Sequence[Message], options: Options | None = None, schema: Schema | None = ROWS
+    place: Path,
+    messages: Sequence[Message],
+    options: Options | None = None,
+    schema: Schema | Sequence[Told] | None = ROWS,
 ) -> Staged:
-    stager = EventStager(options or Options(), lambda ns: schema)
+    stager = EventStager(options or Options(), GivenSchemas({} if schema is None else {"t": schema}))
     return stager.stage(Stage(place, "part", 0), iter([batch_of(messages, 0)]))
 
 
@@ -90,6 +93,21 @@ def test_a_field_that_the_source_does_not_know_gets_a_kind_that_holds_it(tmp_pat
     ]
     (events,) = events_of([staged(tmp_path, messages)])
     assert events.columns == {"id": "BIGINT", "n": "STRING"}
+
+
+def test_rows_from_before_a_change_are_events_by_the_schema_that_held_then(tmp_path: Path) -> None:
+    """Of a column that has another type since, they were refused for ever."""
+    numbers = Schema((Field("id", Kind.INT), Field("x", Kind.INT)), ("id",))
+    texts = Schema((Field("id", Kind.INT), Field("x", Kind.STRING)), ("id",))
+    messages = [
+        Message("t", b'{"id":1,"x":5}', key=b'{"id":1}'),
+        Message("t", b'{"id":2,"x":"a"}', key=b'{"id":2}'),
+    ]
+    part = staged(tmp_path, messages, schema=[Told(0, numbers), Told(1, texts)])
+    assert part.refused == ()
+    assert [(row["id"], row["x"]) for row in rows(part)] == [(1, 5), (2, "a")]
+    (events,) = events_of([part])
+    assert events.columns == {"id": "BIGINT", "x": "STRING"}
 
 
 def test_messages_of_a_table_must_agree_on_their_key(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from penstock.adaptors.base import Adaptor
 from penstock.adaptors.mongodb.sink_inspect import lacking
 from penstock.base.errors import RefusedError, UsageError
 from penstock.log.message import Message, Op
-from penstock.log.schema import Field, Kind, Schema
+from penstock.log.schema import Field, Kind, Schema, Told
 from penstock.testing.adaptors import Can, Row, SinkConformance, SinkSubject, TypedDelivery
 from penstock.testing.adaptors.delivery import Delivery, message
 
@@ -133,6 +133,19 @@ def test_an_insert_that_comes_again_replaces_the_document(delivery: Delivery, ta
     _delivered(delivery, message("c", 1, "first"))
     _delivered(delivery, message("c", 2, "other"), message("c", 1, "second"))
     assert sorted(target.contents("c")) == [Row(1, "second"), Row(2, "other")]
+
+
+def test_a_sink_that_lags_takes_a_number_for_what_it_was_when_it_was_logged(
+    delivery: Delivery, target: MongoTarget
+) -> None:
+    """Of a column that is one of floats since, decimals lost their digits."""
+    late = [Schema((Field("id", Kind.INT), Field("x", kind)), ("id",)) for kind in (Kind.DECIMAL, Kind.FLOAT)]
+    delivery.schemas["c"] = [Told(at, schema) for at, schema in enumerate(late)]
+    _delivered(delivery, *(Message("c", b'{"id":%d,"x":1.50}' % i, key=b'{"id":%d}' % i) for i in range(2)))
+    assert [one["x"] for one in target.database["c"].find(sort=[("_id", 1)])] == [
+        bson.Decimal128("1.50"),
+        1.5,
+    ]
 
 
 def test_a_field_that_is_gone_at_the_source_is_gone(delivery: Delivery, target: MongoTarget) -> None:

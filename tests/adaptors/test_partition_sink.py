@@ -20,11 +20,13 @@ from penstock.adaptors.formats import partition_stage
 from penstock.adaptors.formats.partition_stage import RAW
 from penstock.base import locks
 from penstock.base.errors import CorruptError, RefusedError, UsageError
-from penstock.log.schema import Field, Kind, LatestSchemas, Schema
+from penstock.log.schema import Field, Kind, Schema, Told
+from penstock.testing.adaptors.delivery import GivenSchemas
 
 LOG = "0123-log"
 ORDERS = Schema((Field("id", Kind.INT), Field("day", Kind.DATE), Field("city", Kind.STRING)), key=("id",))
 names = itertools.count()
+Given = dict[str, Schema | Sequence[Told]]
 
 
 def at(watermark: int, generation: int = 0, log: str = LOG) -> SinkPosition:
@@ -57,12 +59,12 @@ class Writer:
     """A sink with what the log knows about schemas."""
 
     def __init__(
-        self, target: Path, schemas: dict[str, Schema] | None = None, log: str = LOG, **settings: object
+        self, target: Path, schemas: Given | None = None, log: str = LOG, **settings: object
     ) -> None:
         given = {"format": "parquet", **settings}
         self.sink: Sink = a.file(uri=f"file://{target}/", **given).sink()
-        self.schemas = {"orders": ORDERS} if schemas is None else schemas
-        self.sink.use(LatestSchemas(lambda ns: self.schemas.get(ns), lambda: self.schemas), "p.s")
+        self.schemas: Given = {"orders": ORDERS} if schemas is None else schemas
+        self.sink.use(GivenSchemas(self.schemas), "p.s")
         self.publisher = self.sink.publisher()
         self.log = log
         self.position = self.publisher.open(at(0, log=log))
@@ -276,6 +278,38 @@ def test_a_new_field_is_a_new_column_and_old_rows_are_written_as_well(target: Pa
     again = Writer(target, schemas={})
     assert again.position == at(3)
     assert not again.stage(rows_of(['{"id":3,"extra":1.5}'], first=3)).refused
+
+
+NUMBERED = Schema((Field("id", Kind.INT), Field("x", Kind.INT)))
+NAMED = Schema((Field("id", Kind.INT), Field("x", Kind.STRING)))
+RENAMED = (Told(0, NUMBERED), Told(2, NAMED))
+
+
+def test_a_sink_that_lags_writes_rows_by_the_schema_that_held_when_they_were_logged(target: Path) -> None:
+    """Of a column that has another type since, rows from before were refused for ever."""
+    writer = Writer(target, {"orders": RENAMED})
+    before, after = ['{"id":0,"x":5}', '{"id":1,"x":9007199254740993}'], ['{"id":2,"x":"a"}']
+    assert not writer.write(rows_of(before), to=2).refused
+    assert not writer.write(rows_of(after, first=2), to=3).refused
+    tables = [pq.read_table(target / name, partitioning=None) for name in files_of(target)]
+    assert [table.schema.field("x").type for table in tables] == [pa.int64(), pa.large_string()]
+    assert [table.column("x").to_pylist() for table in tables] == [[5, 9007199254740993], ["a"]]
+
+
+def test_a_batch_across_a_change_of_a_type_is_written_by_both_schemas(target: Path) -> None:
+    writer = Writer(target, {"orders": RENAMED})
+    wrong = ['{"id":1,"x":"early"}', '{"id":3,"x":4}']
+    report = writer.write(rows_of(['{"id":0,"x":5}', wrong[0], '{"id":2,"x":"a"}', wrong[1]]), to=4)
+    assert [refusal.offset for refusal in report.refused] == [1, 3]
+    found = [pq.read_table(target / name, partitioning=None).to_pylist() for name in files_of(target)]
+    assert sorted(map(str, found)) == ["[{'id': 0, 'x': 5}]", "[{'id': 2, 'x': 'a'}]"]
+
+
+def test_a_field_that_came_and_went_while_the_sink_was_away_is_a_column(target: Path) -> None:
+    went = (Told(0, NUMBERED), Told(1, NAMED), Told(2, Schema((Field("id", Kind.INT),))))
+    writer = Writer(target, {"orders": went})
+    assert not writer.write(rows_of(['{"id":0,"x":5}', '{"id":1,"x":"a"}', '{"id":2}']), to=3).refused
+    assert not writer.write(rows_of(['{"id":3,"x":"b"}'], first=3), to=4).refused
 
 
 def test_without_a_schema_the_document_is_a_column(target: Path) -> None:

@@ -15,6 +15,7 @@ from penstock.adaptors.postgres import sink as postgres_sink
 from penstock.adaptors.postgres import sink_session as postgres_sink_session
 from penstock.base.errors import AwayError, PenstockError, RefusedError, UsageError
 from penstock.log.message import Message, Op
+from penstock.log.schema import KnownSchemas
 from penstock.testing.adaptors import SinkConformance
 
 pytestmark = pytest.mark.xdist_group("postgres")
@@ -344,7 +345,7 @@ def test_inspect_names_missing_rights_with_the_statements_that_grant_them(shop: 
     shop.tables(ORDERS, f"CREATE ROLE {role} LOGIN PASSWORD 'poor-password'")
     uri = shop.target.uri.replace("owner:not-to-be-shown", f"{role}:poor-password")
     sink = a.postgres(uri=uri, schema=shop.schema, own_schema=f"{shop.schema}_own").sink()
-    sink.use(lambda ns: None, "shop.db")
+    sink.use(KnownSchemas({}), "shop.db")
     findings = sink.inspect()
     assert [finding.fatal for finding in findings] == [True, False, False]
     with pytest.raises(UsageError, match="permission denied"):
@@ -385,7 +386,7 @@ def test_inspect_looks_at_the_tables_of_the_namespaces_that_will_come(shop: Shop
     uri = shop.target.uri.replace("owner:not-to-be-shown", f"{role}:poor-password")
     settings = {"uri": uri, "schema": shop.schema, "own_schema": f"{shop.schema}_own"}
     sink = a.postgres(**settings).sink()
-    sink.use(lambda ns: None, "shop.db")
+    sink.use(KnownSchemas({}), "shop.db")
     told = {finding.what: finding for finding in sink.inspect(["orders", "items", "looked_at"])}
     assert list(told) == [
         f"there is no table {shop.schema}.items",
@@ -398,7 +399,7 @@ def test_inspect_looks_at_the_tables_of_the_namespaces_that_will_come(shop: Shop
     shop.target.execute(grant)
     assert sink.inspect(["orders"]) == []
     making = a.postgres(**settings, create_tables=True, add_columns=True).sink()
-    making.use(lambda ns: None, "shop.db")
+    making.use(KnownSchemas({}), "shop.db")
     fixes = [finding.fix or "" for finding in making.inspect(["orders", "items"])]
     assert [fix.split()[0] for fix in fixes] == ["GRANT", "ALTER"]
     shop.target.execute(*fixes)

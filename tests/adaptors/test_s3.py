@@ -29,6 +29,7 @@ from penstock.adaptors.s3.places import S3Target
 from penstock.base.errors import AwayError, UsageError
 from penstock.log.message import Resume
 from penstock.log.schema import Schema
+from penstock.testing.adaptors.delivery import GivenSchemas
 
 pytestmark = pytest.mark.xdist_group("s3")
 names = itertools.count()
@@ -196,7 +197,7 @@ class Writer:
     ) -> None:
         self.sink: Sink = a.s3(uri=place.url, **given).sink()
         known = {"orders": ORDERS} if schemas is None else schemas
-        self.sink.use(known.get, "p.s")
+        self.sink.use(GivenSchemas(known), "p.s")
         self.scratch = scratch
         self.publisher: Publisher = self.sink.publisher()
 

@@ -19,6 +19,7 @@ from penstock import adaptors as a
 from penstock.adaptors.base import Adaptor, SinkPosition, Stage
 from penstock.base import faults
 from penstock.log.message import Message, Op
+from penstock.log.schema import KnownSchemas
 from penstock.testing.adaptors.delivery import batch_of
 
 BATCH = 20
@@ -46,7 +47,7 @@ class Target:
             trace = self.scratch / f"steps-{os.getpid()}"
             os.environ |= {faults.TRACE: str(trace), faults.KILL: kill_at}
         sink = self.adaptor().sink()
-        sink.use(lambda ns: None, "kill.sink")
+        sink.use(KnownSchemas({}), "kill.sink")
         publisher = sink.publisher()
         at = publisher.open(SinkPosition(LOG, 0, 0))
         assert at is not None

@@ -18,9 +18,9 @@ from penstock.adaptors.base import Adaptor, Publisher, Refusal, SinkPosition, St
 from penstock.adaptors.sqlite.sink import SqlitePublisher
 from penstock.base.errors import AwayError, PenstockError, RefusedError, UsageError
 from penstock.log.message import Message, Op
-from penstock.log.schema import Field, Kind, Schema
+from penstock.log.schema import Field, Kind, Schema, Told
 from penstock.testing.adaptors import SINK, Can, Row, SinkConformance, SinkSubject, TypedDelivery
-from penstock.testing.adaptors.delivery import batch_of
+from penstock.testing.adaptors.delivery import GivenSchemas, batch_of
 
 _numbers = itertools.count()
 
@@ -126,10 +126,10 @@ class Writer:
 
     def __init__(self, target: SqliteTarget, scratch: Path, **settings: object) -> None:
         self.end = 0
-        self.schemas: dict[str, Schema] = {}
+        self.schemas: dict[str, Schema | Sequence[Told]] = {}
         self._scratch = scratch
         self.sink = a.sqlite(uri=f"sqlite://{target.path}", **settings).sink()
-        self.sink.use(self.schemas.get, "shop.db")
+        self.sink.use(GivenSchemas(self.schemas), "shop.db")
         self.publisher = self.sink.publisher()
         self.publisher.open(SinkPosition("log", 0, 0))
 
@@ -155,6 +155,18 @@ def writer(target: SqliteTarget, tmp_path: Path) -> Iterator[Writer]:
 
 def sent(ns: str, op: Op = Op.INSERT, /, **fields: object) -> Message:
     return Message(ns, msgspec.json.encode(fields), op)
+
+
+def test_a_sink_that_lags_makes_a_table_as_one_that_kept_up_has_it(
+    target: SqliteTarget, writer: Writer
+) -> None:
+    """By the schema that held for its first rows: in the column of a later float, 1.50 was 1.5."""
+    late = [Schema((Field("id", Kind.INT), Field("x", kind)), ("id",)) for kind in (Kind.DECIMAL, Kind.FLOAT)]
+    writer.schemas["late"] = [Told(at, schema) for at, schema in enumerate(late)]
+    writer.write(Message("late", b'{"id":1,"x":1.50}', key=b'{"id":1}'))
+    writer.write(Message("late", b'{"id":2,"x":7.5}', key=b'{"id":2}'))
+    with contextlib.closing(sqlite3.connect(target.path)) as connection:
+        assert connection.execute("SELECT x FROM late ORDER BY id").fetchall() == [("1.50",), ("7.5",)]
 
 
 def test_foreign_keys_hold_at_the_end_of_a_batch(target: SqliteTarget, writer: Writer) -> None:

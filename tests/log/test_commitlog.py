@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
 import threading
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.ownership import FencedError
 from penstock.log.positions import LogCache, LogPoint
 from penstock.log.record import Record
+from penstock.log.schema import Field, Kind, LatestSchemas, Schema, Told
 
 NOW = 1_700_000_000_000_000
 
@@ -234,6 +236,41 @@ def test_a_snapshot_of_an_older_version_is_read(client: Client, tmp_path: Path) 
     again = a_log(client, tmp_path)
     assert again.resume() == log.resume()
     assert again.point.offset == 3
+
+
+def test_a_log_tells_which_schema_held_for_a_message(client: Client, tmp_path: Path) -> None:
+    numbers, texts = (Schema((Field("x", kind),)) for kind in (Kind.INT, Kind.STRING))
+    log = a_log(client, tmp_path)
+    log.append(some(3), {}, [], NOW)
+    log.append(some(2), {}, [], NOW, {"orders": numbers})
+    log.append(some(1, "items"), {"orders": {"id": 1}}, [], NOW, {"orders": texts})
+    log.append([], {}, [], NOW, {"orders": numbers})  # of which there is no message
+    log.append(some(1), {}, [], NOW, {"orders": texts})
+    log.append(some(1), {}, [], NOW, {"orders": texts})
+    log.append(some(1), {}, [], NOW, {"orders": numbers})
+    log.close()
+    expected = (Told(3, numbers), Told(5, texts), Told(6, texts), Told(8, numbers))
+    for cache in (tmp_path, tmp_path / "new"):
+        assert a_log(client, cache).state.told("orders") == expected
+    known = LatestSchemas(log.state.told, log.state.all_told)
+    held = [known.at("orders", offset) for offset in range(10)]
+    assert held == [None, None, None, numbers, numbers, texts, texts, texts, numbers, numbers]
+    assert known("orders") == numbers
+    assert pickle.loads(pickle.dumps(known)).told("orders") == expected
+    assert known.since(6).told("orders") == expected[2:]
+
+
+def test_a_snapshot_that_knows_but_the_newest_schema_is_made_anew(client: Client, tmp_path: Path) -> None:
+    numbers, texts = (Schema((Field("x", kind),)) for kind in (Kind.INT, Kind.STRING))
+    log = a_log(client, tmp_path)
+    log.append(some(3), {}, [], NOW, {"orders": numbers})
+    log.append(some(3), {}, [], NOW, {"orders": texts})
+    log.close()
+    (tmp_path / "index" / "pipelines%shop%log.state").write_text(
+        f'{{"next":6,"byte":{log.point.byte},"oldest":0,"namespaces":{{"orders":{{"offset":5,"mode":0,'
+        '"schema":{"fields":[{"name":"x","kind":"string"}]}}}}'
+    )
+    assert a_log(client, tmp_path).state.told("orders") == (Told(0, numbers), Told(3, texts))
 
 
 def test_the_limit_of_a_message_can_be_lowered(client: Client, tmp_path: Path) -> None:

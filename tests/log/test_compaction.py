@@ -25,7 +25,7 @@ from penstock.log.ownership import FencedError
 from penstock.log.positions import LogCache, LogPoint
 from penstock.log.reader import Survey
 from penstock.log.record import Record
-from penstock.log.schema import Field, Kind, Schema
+from penstock.log.schema import Field, Kind, Schema, Told
 
 NOW = 1_700_000_000_000_000
 SECOND = 1_000_000
@@ -637,6 +637,23 @@ class TestSchemas:
             assert again.state.namespaces["orders"].schema == wider
         a_log(client, tmp_path).append([], {}, [], NOW, {"orders": wider})
         assert log.reader.state().namespaces["orders"].schema == wider
+
+    @pytest.mark.parametrize("cache", ["index", "elsewhere"])
+    def test_those_that_held_for_messages_that_are_gone_are_forgotten(
+        self, client: Client, tmp_path: Path, cache: str
+    ) -> None:
+        log = a_log(client, tmp_path)
+        numbers, texts, lists = (Schema((Field("x", kind),)) for kind in (Kind.INT, Kind.STRING, Kind.LIST))
+        for schema in (numbers, texts):
+            log.append([Message("orders", b"{}"), Message("orders", b"{}")], {}, [], NOW, {"orders": schema})
+        close_segment(log)
+        log.append([Message("orders", b"{}")], {}, [], NOW)
+        log.append([Message("orders", b"{}")], {}, [], NOW, {"orders": lists})
+        assert log.state.told("orders") == (Told(0, numbers), Told(2, texts), Told(5, lists))
+        everything(log)
+        again = a_log(client, tmp_path / ("" if cache == "index" else cache))
+        for state in (log.state, again.state):
+            assert state.told("orders") == (Told(0, texts), Told(5, lists))
 
     def test_a_schema_alone_gives_a_source_nothing_to_resume_from(
         self, client: Client, tmp_path: Path

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from penstock.log.message import Message, MessageOffset, Mode, Position
 from penstock.log.offsets import Commit, OffsetLog, SinkOffsets
 from penstock.log.ownership import InDoubtError
 from penstock.log.positions import LogCache, NamespaceState
-from penstock.log.schema import Field, Kind, Schema
+from penstock.log.schema import Field, Kind, Schema, Told, still
 
 NOW = 1_700_000_000_000_000
 NAMES = ("A", "B", "C", "D")
@@ -79,6 +79,16 @@ def crashing_at(step: str | None) -> Iterator[None]:
             yield
     finally:
         faults.step = real
+
+
+def readable(namespaces: Mapping[str, NamespaceState], begin: int) -> dict[str, NamespaceState]:
+    """What is said of messages from `begin` on."""
+    return {
+        ns: msgspec.structs.replace(
+            known, told=[Told(max(one.since, begin), one.schema) for one in still(known.told, begin)]
+        )
+        for ns, known in namespaces.items()
+    }
 
 
 class CompactionMachine(RuleBasedStateMachine):
@@ -132,7 +142,8 @@ class CompactionMachine(RuleBasedStateMachine):
                 known.offset = max(i for i, key in enumerate(self.messages) if key == ns)
                 known.mode = Mode.COPY
             known.position = positions.get(ns, known.position)
-            known.schema = schemas.get(ns, known.schema)
+            if ns in schemas and known.schema != schemas[ns]:
+                known.told = [*(one for one in known.told if one.since < first), Told(first, schemas[ns])]
             if ns in completed:
                 known.mode, known.backfill, known.where, known.before = Mode.COMPLETE, False, None, None
 
@@ -190,7 +201,7 @@ class CompactionMachine(RuleBasedStateMachine):
             assert reader.oldest() == (expected[0] if expected else None)
         for state in (log.state, LogReader(self.client, log.journal, None).state()):
             assert state.next == len(self.messages)
-            assert state.namespaces == self.namespaces
+            assert readable(state.namespaces, kept) == readable(self.namespaces, kept)
         for ns, resume in log.resume().items():
             known = self.namespaces[ns]
             assert (resume.position, resume.offset) == (known.position or {}, known.offset)

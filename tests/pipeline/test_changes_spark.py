@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock import Pipeline
+from penstock import adaptors as a
 from penstock import functions as f
 from penstock.adaptors.base import Bad, Batch
 from penstock.functions.python import MutableMessage
@@ -124,6 +126,26 @@ def test_a_sink_is_told_its_name_and_the_schemas_of_the_log_also_one_message_at_
     assert told(tmp_path / "out") == {f"changes.out {SCHEMA}"}
     assert batches(tmp_path / "quiet") == [(0, 1)]
     assert told(tmp_path / "quiet") == {f"changes.quiet {SCHEMA}"}
+
+
+def test_a_sink_that_comes_late_writes_what_one_that_kept_up_did(tmp_path: Path, spark: SparkSession) -> None:
+    """A column has another type since: rows from before it were refused for ever."""
+    schemas = [Schema((Field("x", kind),)) for kind in (Kind.INT, Kind.STRING)]
+    given = [
+        Batch([Message("orders", text)], {"orders": {"n": n}}, schemas={"orders": schemas[n]})
+        for n, text in enumerate((b'{"x":5}', b'{"x":"five"}'))
+    ]
+    pipeline, tap = a_pipeline(given)
+    tap.save("early", place(tmp_path, "early"))
+    run(pipeline, data_dir=tmp_path / "data", once=True, spark=spark)
+    tap.save("late", a.file(uri=f"file://{tmp_path}/late/", format="parquet", partition_by=[]))
+    summary = run(pipeline, data_dir=tmp_path / "data", once=True, spark=spark)
+    assert (summary.exit_code, summary.message) == (0, None)
+    tables = [pq.read_table(path) for path in (tmp_path / "late").glob("*.parquet")]
+    assert sorted((str(table.schema.field("x").type), table.to_pylist()) for table in tables) == [
+        ("int64", [{"x": 5}]),
+        ("large_string", [{"x": "five"}]),
+    ]
 
 
 def test_what_is_bad_is_counted_apart_and_every_message_is_accounted_for(

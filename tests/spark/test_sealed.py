@@ -17,11 +17,11 @@ from tests.spark.sealed_driver import Guarded
 
 from penstock.adaptors.base import Sink
 from penstock.base.errors import PenstockError, UsageError
-from penstock.log.schema import Field, Kind, KnownSchemas, Schema
+from penstock.log.schema import Field, Kind, KnownSchemas, Schema, Told
 from penstock.spark.sealed import MOST, VARIABLE, Safe
 
 PASSWORD = "hunter2-hunter2-hunter2"
-SCHEMAS = KnownSchemas({"t": Schema((Field("id", Kind.INT),))})
+SCHEMAS = KnownSchemas({"t": (Told(0, Schema((Field("id", Kind.INT),))),)})
 
 
 def sink(password: str = PASSWORD) -> Sink:
@@ -33,13 +33,13 @@ def sink(password: str = PASSWORD) -> Sink:
 def test_a_task_gets_a_place_and_finds_the_sink_there(tmp_path: Path) -> None:
     safe = Safe(tmp_path / "sealed")
     safe.put("out", sink())
-    sealed = safe.sealed("out")
+    sealed = safe.sealed("out", 0)
     sent = pickle.dumps(sealed)
     assert PASSWORD.encode() not in sent
     opened = pickle.loads(sent).open()
     assert opened._settings.password == PASSWORD
     assert (opened.name, opened.schemas("t")) == ("shop.out", SCHEMAS("t"))
-    assert safe.sealed("out") is sealed
+    assert safe.sealed("out", 0).place == sealed.place
     assert safe.variables() == {}
 
 
@@ -47,17 +47,17 @@ def test_what_a_sink_has_learnt_its_next_tasks_know(tmp_path: Path) -> None:
     safe = Safe(tmp_path / "sealed")
     taught = sink("before")
     safe.put("out", taught)
-    first = safe.sealed("out")
-    assert safe.sealed("out") is first
+    first = safe.sealed("out", 0)
+    assert safe.sealed("out", 0).place == first.place
     taught._settings = Guarded("after")  # type: ignore[attr-defined]
     taught.learnt += 1
-    assert pickle.loads(pickle.dumps(safe.sealed("out"))).open()._settings.password == "after"
+    assert pickle.loads(pickle.dumps(safe.sealed("out", 0))).open()._settings.password == "after"
 
 
 def test_the_place_is_for_this_user_alone(tmp_path: Path) -> None:
     safe = Safe(tmp_path / "sealed")
     safe.put("out", sink())
-    place = safe.sealed("out").place
+    place = safe.sealed("out", 0).place
     assert place is not None
     assert stat.S_IMODE(place.stat().st_mode) == 0o600
     assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
@@ -66,7 +66,7 @@ def test_the_place_is_for_this_user_alone(tmp_path: Path) -> None:
 def test_a_task_whose_run_has_ended_says_so(tmp_path: Path) -> None:
     safe = Safe(tmp_path / "sealed")
     safe.put("out", sink())
-    sealed = safe.sealed("out")
+    sealed = safe.sealed("out", 0)
     assert sealed.place is not None
     sealed.place.unlink()
     with pytest.raises(PenstockError, match="are gone"):
@@ -76,7 +76,7 @@ def test_a_task_whose_run_has_ended_says_so(tmp_path: Path) -> None:
 def test_executors_elsewhere_get_it_in_a_variable_that_spark_redacts(monkeypatch: pytest.MonkeyPatch) -> None:
     safe = Safe(None)
     safe.put("out", sink())
-    sent = pickle.dumps(safe.sealed("out"))
+    sent = pickle.dumps(safe.sealed("out", 0))
     assert PASSWORD.encode() not in sent
     with pytest.raises(PenstockError, match="was not given"):
         pickle.loads(sent).open()

@@ -53,7 +53,6 @@ from penstock.adaptors.sink import (
     Publisher,
     Refusal,
     RivalError,
-    Schemas,
     Sink,
     SinkPosition,
     Stage,
@@ -74,6 +73,7 @@ from penstock.adaptors.source import (
     refuse_conditions,
 )
 from penstock.base.errors import UsageError
+from penstock.log.schema import Schemas
 
 __all__ = [
     "AbortedError",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from penstock.adaptors.finding import Finding
 from penstock.base.errors import PenstockError
 from penstock.log.offsets import Lane
-from penstock.log.schema import Schema
+from penstock.log.schema import KnownSchemas, Schemas
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -215,14 +215,6 @@ class Voting(Publisher):
         """Tell the target that these workers have left for good. May be told twice."""
 
 
-def _no_schema(ns: str) -> Schema | None:
-    return None
-
-
-Schemas = Callable[[str], "Schema | None"]
-"""The schema that the log last heard of a namespace, by its name in the log (`origin`)."""
-
-
 class Sink(ABC):
     """Writes an outside system."""
 
@@ -230,8 +222,8 @@ class Sink(ABC):
     guarantee: Guarantee
     through_spark: bool = False
     """Whether its publisher works through the session of the run: then it never publishes in a task."""
-    schemas: Schemas = staticmethod(_no_schema)
-    """For the publisher: what the source said about the fields of a namespace."""
+    schemas: Schemas = KnownSchemas({})
+    """What the source said about the fields of a namespace."""
     name: str = ""
     """Of the pipeline and the sink in it, `shop.search`: what a sink sets up at the system can be named after it."""
     lanes: int = 0

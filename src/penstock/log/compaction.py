@@ -157,6 +157,7 @@ def _trim(log: CommitLog, cut: LogPoint, generation: Generation) -> int:
     with faults.step("compact sweep"):
         freed += client.trim(companion.journal, generation.begin).bytes
     log.cache.forget_below(cut.byte)
+    log.state.forget_schemas(cut.offset)
     return freed
 
 
@@ -178,7 +179,7 @@ class _Kept:
             self._state = LogState(byte=max(old.cut.byte, begin), next=old.cut.offset)
             self._ends[self._companion.journal] = old.parts[-1].head
             for byte, raw, record in self._companion.raw_records(old):
-                self._state.take(record, self._companion.journal, byte)
+                self._state.take(record, self._companion.journal, byte, since=0)
                 if not record.control:
                     self._hold(record.ns, raw, self._companion.journal, byte)
 

@@ -1,7 +1,7 @@
 """What a walk over the commit log learns, and where it may be picked up again.
 
 `LogState` is a fold over records: the next message offset, and for each namespace its last message, mode, source
-position, schema, and the backfill that it waits for. Owner and reader of a log both need it at their start, and a
+position, schemas, and the backfill that it waits for. Owner and reader of a log both need it at their start, and a
 log may be long, so its owner keeps two caches in a directory of its own: sparse index entries (message offset,
 byte), and a snapshot of the fold. Both are derived, hence never synced: each is checked against the log before it is
 believed, and made anew if it is missing or wrong.
@@ -18,7 +18,7 @@ import os
 import struct
 import threading
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -28,7 +28,7 @@ from penstock.base.errors import CorruptError
 from penstock.log import record as rec
 from penstock.log.message import ByteOffset, Message, MessageOffset, Mode, Position, Resume
 from penstock.log.record import Record
-from penstock.log.schema import Schema
+from penstock.log.schema import Schema, Told, still
 from penstock.log.units import Mark, mark_of
 
 log = logging.getLogger(__name__)
@@ -62,13 +62,19 @@ class NamespaceState(msgspec.Struct):
     offset: int = -1
     mode: int = 0
     position: Position | None = None
-    schema: Schema | None = None
+    told: list[Told] = msgspec.field(name="schema", default_factory=list)
+    """Its schemas, for as long as the log has messages from before the next one."""
     backfill: bool = False
     """It is to be copied anew, and that is not complete yet."""
     where: str | None = None
     """Of a backfill: which rows; None for all."""
     before: Position | None = None
     """Of a backfill of some rows: the position to go on from once it is done."""
+
+    @property
+    def schema(self) -> Schema | None:
+        """The newest."""
+        return self.told[-1].schema if self.told else None
 
     def wanted(self, where: str | None) -> dict[str, object]:
         """The header of the control record that asks for a backfill of this namespace."""
@@ -91,12 +97,16 @@ class NamespaceState(msgspec.Struct):
             extra["backfill"] = {"where": self.where, "before": self.before}
         return extra
 
-    def hear(self, extra: Mapping[str, object]) -> None:
-        """Take what a record's header says."""
+    def hear(self, extra: Mapping[str, object], since: int) -> None:
+        """Take what a record's header says; a schema holds from message `since` on."""
         if "position" in extra:
             self.position = _position(extra["position"])
         if "schema" in extra:
-            self.schema = msgspec.convert(extra["schema"], Schema)
+            told = Told(since, msgspec.convert(extra["schema"], Schema))
+            if self.told and self.told[-1].since >= since:
+                self.told[-1] = told  # there was no message in between
+            else:
+                self.told.append(told)
         if "backfill" in extra:
             wanted = msgspec.convert(extra["backfill"], dict[str, object])
             self.backfill, self.where = True, msgspec.convert(wanted.get("where"), str | None)
@@ -147,8 +157,8 @@ class LogState(msgspec.Struct):
             self.next = record.offset + 1
         self.take(record, journal, byte)
 
-    def take(self, record: Record, journal: str, byte: int) -> None:
-        """What a record says about its namespace."""
+    def take(self, record: Record, journal: str, byte: int, since: int | None = None) -> None:
+        """What a record says about its namespace: from the next message on, or from `since`."""
         try:
             if record.control and not record.ns:
                 mark = mark_of(record)
@@ -160,7 +170,7 @@ class LogState(msgspec.Struct):
             if not record.control:
                 known.offset = record.offset
             if record.extra is not None:
-                known.hear(record.extra)
+                known.hear(record.extra, self.next if since is None else since)
         except msgspec.ValidationError as error:
             raise CorruptError(
                 f"a header that does not read: {error}", where=journal, position=byte
@@ -179,12 +189,22 @@ class LogState(msgspec.Struct):
             for start, record in rec.decode_all(buffer, journal, base):
                 self.apply(record, journal, base + start)
         for start in sorted({*seen.latest, *seen.telling}):
-            self.take(rec.decode(buffer, start, journal, base), journal, base + start)
+            record = rec.decode(buffer, start, journal, base)
+            since = self._upcoming(buffer, start, consumed, seen) if record.control else None
+            self.take(record, journal, base + start, since)
         if seen.messages:
             self.oldest = self.oldest if self.oldest >= 0 else seen.first
             self.next = seen.last + 1
         self.byte = base + consumed
         return seen, consumed
+
+    def _upcoming(self, buffer: bytes, start: int, end: int, seen: rec.Skimmed) -> int:
+        """The first message behind a record of a buffer that is skimmed up to `end`."""
+        while start < end:
+            if (offset := rec.offset_at(buffer, start)) >= 0:
+                return offset
+            start += rec.length_at(buffer, start)
+        return seen.last + 1 if seen.messages else self.next
 
     def advance(self, count: int, last: Mapping[str, LastMessage], positions: Mapping[str, Position]) -> None:
         """Take a batch of `count` messages that was just logged, of which `last` tells each namespace's last one."""
@@ -199,14 +219,23 @@ class LogState(msgspec.Struct):
                 known.filled()
         self.next += count
 
-    def schema(self, ns: str) -> Schema | None:
-        """The newest schema of a namespace."""
+    def told(self, ns: str) -> Sequence[Told]:
+        """The schemas of a namespace."""
         known = self.namespaces.get(ns)
-        return known.schema if known is not None else None
+        return tuple(known.told) if known is not None else ()
 
-    def schemas(self) -> dict[str, Schema]:
-        """The newest schema of each namespace that has one."""
-        return {ns: known.schema for ns, known in list(self.namespaces.items()) if known.schema is not None}
+    def all_told(self) -> dict[str, Sequence[Told]]:
+        """The schemas of each namespace that has one."""
+        return {ns: tuple(known.told) for ns, known in list(self.namespaces.items()) if known.told}
+
+    def forget_schemas(self, offset: int) -> None:
+        """The log has no messages below this one any more. May be called beside the thread that appends."""
+        for known in list(self.namespaces.values()):
+            del known.told[: len(known.told) - len(still(known.told, offset))]
+            if known.told and known.told[0].since <= offset:
+                known.told[0] = Told(
+                    0, known.told[0].schema
+                )  # of what is kept from before, all that is known
 
     def resumable(self) -> dict[str, NamespaceState]:
         """The namespaces of which a source has something to hear: where it stands, or which rows a backfill wants."""

@@ -201,7 +201,7 @@ class LogReader:
         for byte, record in self.companion.records(generation):
             if not record.control and state.oldest < 0 and held.begin <= generation.cut.byte:
                 state.oldest = record.offset  # from here on offsets count up without a gap
-            state.take(record, self.companion.journal, byte)
+            state.take(record, self.companion.journal, byte, since=0)
         return state
 
     def _oldest(self) -> MessageOffset | None:

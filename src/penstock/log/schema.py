@@ -6,8 +6,11 @@ keeps every digit; the schema says what the digits were: a float or a decimal, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from operator import attrgetter
 
 import msgspec
 
@@ -57,27 +60,71 @@ class Schema(msgspec.Struct, frozen=True, omit_defaults=True):
     key: tuple[str, ...] = ()
 
 
-class KnownSchemas:
-    """Tells the schema of a namespace: what the log had said when this was made."""
+class Told(msgspec.Struct, frozen=True, array_like=True):
+    """A schema of a namespace, and the message from which on it holds: until the next one that was told."""
 
-    def __init__(self, known: Mapping[str, Schema]) -> None:
-        self._known = known
+    since: int
+    schema: Schema
+
+
+class Schemas(ABC):
+    """What the log says of the fields of namespaces, by the names that they have in the log (`origin`).
+
+    A sink that lags behind gets rows from before a change: what these are, the schema says that held then.
+    """
+
+    @abstractmethod
+    def told(self, ns: str) -> Sequence[Told]:
+        """All that were told of a namespace and may still matter, ascending; none for a source that tells none."""
+
+    @abstractmethod
+    def since(self, offset: int) -> KnownSchemas:
+        """What is known now of messages from this one on. Can be sent to another process."""
 
     def __call__(self, ns: str) -> Schema | None:
-        return self._known.get(ns)
+        """The newest."""
+        told = self.told(ns)
+        return told[-1].schema if told else None
+
+    def at(self, ns: str, offset: int) -> Schema | None:
+        """That of a message."""
+        told = self.told(ns)
+        held = bisect_right(told, offset, key=attrgetter("since"))
+        return told[held - 1].schema if held else None
 
 
-class LatestSchemas:
-    """Tells the schema of a namespace: what the log last said. Sent to another process, what it had said by then."""
+class KnownSchemas(Schemas):
+    """What the log had said when this was made."""
+
+    def __init__(self, known: Mapping[str, Sequence[Told]]) -> None:
+        self._known = known
+
+    def told(self, ns: str) -> Sequence[Told]:
+        return self._known.get(ns, ())
+
+    def since(self, offset: int) -> KnownSchemas:
+        return KnownSchemas({ns: still(told, offset) for ns, told in self._known.items()})
+
+
+class LatestSchemas(Schemas):
+    """What the log last said. Sent to another process, what it had said by then."""
 
     def __init__(
-        self, find: Callable[[str], Schema | None], everything: Callable[[], Mapping[str, Schema]]
+        self, find: Callable[[str], Sequence[Told]], everything: Callable[[], Mapping[str, Sequence[Told]]]
     ) -> None:
         self._find = find
         self._everything = everything
 
-    def __call__(self, ns: str) -> Schema | None:
+    def told(self, ns: str) -> Sequence[Told]:
         return self._find(ns)
 
-    def __reduce__(self) -> tuple[type[KnownSchemas], tuple[dict[str, Schema]]]:
+    def since(self, offset: int) -> KnownSchemas:
+        return KnownSchemas(self._everything()).since(offset)
+
+    def __reduce__(self) -> tuple[type[KnownSchemas], tuple[dict[str, Sequence[Told]]]]:
         return KnownSchemas, (dict(self._everything()),)
+
+
+def still(told: Sequence[Told], offset: int) -> Sequence[Told]:
+    """Those that hold for messages from `offset` on."""
+    return told[max(0, bisect_right(told, offset, key=attrgetter("since")) - 1) :]

@@ -220,7 +220,7 @@ def _sink(editor: Editor, pipeline: str, node: SinkNode) -> Sink:
     state = functools.cache(lambda: editor.directory.reader(pipeline).state())
     sink = node.adaptor.sink()
     sink.use(
-        LatestSchemas(lambda ns: state().schema(ns), lambda: state().schemas()), f"{pipeline}.{node.name}"
+        LatestSchemas(lambda ns: state().told(ns), lambda: state().all_told()), f"{pipeline}.{node.name}"
     )
     return sink
 

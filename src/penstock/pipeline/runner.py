@@ -187,7 +187,7 @@ class _Run:
         burials = Burials(place.client, pipeline, self._log.reader)
         around = Surroundings(
             pipeline.name, self._log.reader, self._log.log_id, scratch, source_options(pipeline, place), place.reach,
-            LatestSchemas(lambda ns: self._log.state.schema(ns), lambda: self._log.state.schemas()),
+            LatestSchemas(lambda ns: self._log.state.told(ns), lambda: self._log.state.all_told()),
             self._engine.safe, self._batch_done, self._alone,
             max(self._began - before.run.beat, 0) / 1e6 if before.run is not None else 0.0,
         )  # fmt: skip

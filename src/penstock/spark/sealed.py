@@ -19,7 +19,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,15 +84,15 @@ class Safe:
         self._sinks[key] = sink
         self._sealed.pop(key, None)
 
-    def sealed(self, key: str) -> Sealed:
-        """What the tasks of a sink are given: the sink as it was when it last learnt something."""
+    def sealed(self, key: str, begin: int) -> Sealed:
+        """What tasks are given for messages from `begin` on: the sink as it was when it last learnt something."""
         sink = self._sinks[key]
         learnt, found = self._sealed.get(key, (-1, None))
         if found is None or learnt != sink.learnt:
             place = None if self._directory is None else _written(self._directory, key, seal(sink))
             found = Sealed(key, place, sink.schemas, sink.name)
             self._sealed[key] = (sink.learnt, found)
-        return found
+        return replace(found, schemas=sink.schemas.since(begin))
 
     def clear(self) -> None:
         """The run is over."""

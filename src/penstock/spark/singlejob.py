@@ -75,7 +75,7 @@ class SingleJobs:
             end = refused.offset
             work = work.where(f"offset < {end}")
         rows = self.stages.earlier(work, (), limit).frame.repartition(1).sortWithinPartitions("offset")
-        sealed = self.safe.sealed(self.name)
+        sealed = self.safe.sealed(self.name, begin)
         task = SingleTask(
             self.passes[-1], self.pipeline, self.name, sealed, self.reach, self.log_id, self.scratch, end
         )

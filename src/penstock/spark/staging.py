@@ -88,7 +88,7 @@ class Staging:
         direct = bool(work.ranges) and not sort
         last = StageTask(
             self._passes[-1],
-            self._safe.sealed(self._name),
+            self._safe.sealed(self._name, begin),
             directory,
             skip_below,
             self._name,

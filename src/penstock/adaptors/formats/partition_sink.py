@@ -23,7 +23,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -38,9 +38,20 @@ from penstock.adaptors.base import (
     Staged,
     Stager,
 )
-from penstock.adaptors.formats.partition_stage import RAW, Files, Layout, PartitionStager, by_value, united
+from penstock.adaptors.formats.partition_stage import (
+    RAW,
+    Files,
+    Layout,
+    PartitionStager,
+    by_schema,
+    by_value,
+    united,
+)
 from penstock.base.errors import CorruptError, PenstockError, RefusedError, UsageError
 from penstock.log.schema import Schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 IfExists = Literal["refuse", "append", "replace"]
 
@@ -154,15 +165,17 @@ class PartitionedSink(Sink):
     def met(self) -> dict[str, Schema | None]:
         return dict(self._met)
 
-    def schema_of(self, ns: str) -> Schema | None:
-        """All fields that a namespace has had; rows from before a change are written as well."""
-        return self._know(ns, united(self._met.get(ns), self.schemas(ns)))
+    def learn(self, ns: str, last: int) -> None:
+        """All fields that a namespace has had up to this message: rows of later ones are written with them."""
+        schema = self._met.get(ns)
+        for told in self.schemas.told(ns):
+            schema = united(schema, told.schema) if told.since <= last else schema
+        self._know(ns, schema)
 
-    def _know(self, ns: str, schema: Schema | None) -> Schema | None:
+    def _know(self, ns: str, schema: Schema | None) -> None:
         if ns not in self._met or self._met[ns] != schema:
             self.learnt += 1
         self._met[ns] = schema
-        return schema
 
 
 class PartitionPublisher(Publisher):
@@ -212,8 +225,9 @@ class PartitionPublisher(Publisher):
         for directory in directories:
             with telling(f"cannot write {directory}"):
                 self._write_raw(directory)
-        for ns in {ns for staged in parts for ns in staged.namespaces}:
-            self._sink.schema_of(ns)
+        for staged in parts:
+            for ns, last in staged.namespaces.items():
+                self._sink.learn(ns, last)
         batch = uuid.uuid4().hex[:12]
         files = list(self._named(directories, position, batch))
         if files:
@@ -281,12 +295,14 @@ class PartitionPublisher(Publisher):
             reader = pa.ipc.open_file(file)
             for index in range(reader.num_record_batches):
                 for origin, rows in by_value(reader.get_batch(index), "origin"):
-                    _, refused = files.add(rows, self._sink.schema_of(origin))
-                    if refused:
-                        raise RefusedError(
-                            f"message {refused[0].offset} of {refused[0].ns}: {refused[0].error}"
-                        )
+                    self._add_raw(files, origin, rows)
         raw.unlink()
+
+    def _add_raw(self, files: Files, origin: str, rows: pa.RecordBatch) -> None:
+        for told, some in by_schema(rows, self._sink.schemas.told(origin)):
+            _, refused = files.add(some, united(self._sink.met().get(origin), told))
+            if refused:
+                raise RefusedError(f"message {refused[0].offset} of {refused[0].ns}: {refused[0].error}")
 
 
 def read_kept(text: bytes, where: str) -> Kept:

@@ -25,7 +25,7 @@ from penstock.adaptors.formats.linewriter import lines_of, without
 from penstock.adaptors.formats.partfile import PartFile
 from penstock.adaptors.parts import whole_messages
 from penstock.adaptors.staging import Tally
-from penstock.log.schema import Schema
+from penstock.log.schema import Schema, Told
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,7 +70,7 @@ class PartitionStager(Stager):
     """Writes the rows of one task.
 
     `met` are the namespaces that the sink knows, with all fields that they have had; None for those without a schema.
-    `schemas` is what the log says now.
+    `schemas` is what the log says.
     """
 
     def __init__(self, layout: Layout, met: Mapping[str, Schema | None], schemas: Schemas) -> None:
@@ -95,14 +95,15 @@ class PartitionStager(Stager):
     def _add(self, tally: Tally, files: Files, batch: pa.RecordBatch) -> list[Refusal]:
         refused: list[Refusal] = []
         for origin, rows in by_value(batch, "origin"):
-            schema = united(self._met.get(origin), self._schemas(origin))
-            if schema is None and self._layout.form == "parquet" and origin not in self._met:
-                files.keep_raw(rows)
-                tally.add(rows)
-                continue
-            taken, refusals = files.add(rows, schema)
-            tally.add(taken)
-            refused += refusals
+            for told, some in by_schema(rows, self._schemas.told(origin)):
+                schema = united(self._met.get(origin), told)
+                if schema is None and self._layout.form == "parquet" and origin not in self._met:
+                    files.keep_raw(some)
+                    tally.add(some)
+                    continue
+                taken, refusals = files.add(some, schema)
+                tally.add(taken)
+                refused += refusals
         return refused
 
 
@@ -126,6 +127,17 @@ def by_value(batch: pa.RecordBatch, column: str | int) -> Iterator[tuple[str, pa
         return
     for value in distinct:
         yield value, batch.filter(pc.equal(values, value) if value is not None else pc.is_null(values))
+
+
+def by_schema(batch: pa.RecordBatch, told: Sequence[Told]) -> Iterator[tuple[Schema | None, pa.RecordBatch]]:
+    """The rows of one namespace by the schema that held when they were logged, each in their order."""
+    import numpy as np
+    import pyarrow as pa
+
+    held = np.searchsorted([one.since for one in told], batch.column("offset").to_numpy(), side="right")
+    for number in np.unique(held):
+        schema = told[number - 1].schema if number else None
+        yield schema, batch if (held == number).all() else batch.filter(pa.array(held == number))
 
 
 @dataclass

@@ -30,7 +30,7 @@ from penstock.adaptors.columns.rowcolumns import columns_of
 from penstock.adaptors.growing import Seen
 from penstock.adaptors.parts import whole_messages
 from penstock.adaptors.staging import Tally
-from penstock.log.schema import Field, Schema
+from penstock.log.schema import Field, KnownSchemas, Schema, Told
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -109,26 +109,40 @@ class EventStager(Stager):
         """Why rows are refused, by their index in the batch; and the events of the others."""
         import pyarrow as pa
 
-        from penstock.adaptors.formats.partition_stage import by_value
+        from penstock.adaptors.formats.partition_stage import by_schema, by_value
 
         rows = batch.append_column(ROW, pa.array(range(batch.num_rows), pa.int64()))
         reasons: dict[int, str] = {}
         found: list[tuple[About, pa.RecordBatch]] = []
         for ns, of_ns in by_value(rows, "ns"):
             for origin, some in by_value(of_ns, "origin"):
-                schema = self._schemas(origin)
-                one = _Rows(self._options, ns, origin, schema, number)
-                found += one.events(some)
-                reasons |= one.reasons
+                newest = self._schemas(origin)
+                key = newest.key if newest is not None else ()
+                for schema, of_schema in by_schema(some, self._schemas.told(origin)):
+                    one = _Rows(self._options, ns, origin, schema, key, number)
+                    found += one.events(of_schema)
+                    reasons |= one.reasons
         return reasons, found
 
 
 class _Rows:
-    """Rows of one namespace and one origin. `reasons` says why some are refused."""
+    """Rows of one namespace, one origin and one schema. `reasons` says why some are refused.
 
-    def __init__(self, options: Options, ns: str, origin: str, schema: Schema | None, number: int) -> None:
+    `key` is what the source now says: all rows of a batch are merged by one.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        ns: str,
+        origin: str,
+        schema: Schema | None,
+        key: tuple[str, ...],
+        number: int,
+    ) -> None:
         self._options = options
-        self._ns, self._origin, self._schema, self._number = ns, origin, schema, number
+        self._ns, self._origin, self._schema, self._told_key = ns, origin, schema, key
+        self._number = number
         self.reasons: dict[int, str] = {}
 
     def events(self, rows: pa.RecordBatch) -> list[tuple[About, pa.RecordBatch]]:
@@ -145,8 +159,8 @@ class _Rows:
         """The fields of the key: as the settings have it, the source, or the first message."""
         if self._ns in self._options.keys:
             return tuple(self._options.keys[self._ns])
-        if self._schema is not None and self._schema.key:
-            return self._schema.key
+        if self._told_key:
+            return self._told_key
         texts = rows.column("key").drop_null()
         return tuple(_fields(texts[0].as_py())) if len(texts) else ()
 
@@ -239,8 +253,9 @@ class _Rows:
         else:
             seen = Seen()
             for text in events.texts.to_pylist():
-                seen.add(self._origin, "insert", None, text)
-            fields = seen.schema(lambda origin: self._schema).fields
+                seen.add(self._origin, 0, "insert", None, text)
+            told = () if self._schema is None else (Told(0, self._schema),)
+            fields = seen.schema(KnownSchemas({self._origin: told})).fields
         return Schema(tuple(self._told_apart(events, fields)))
 
     def _told_apart(self, events: _Events, fields: Sequence[Field]) -> Iterator[Field]:

@@ -254,7 +254,7 @@ class MongoPublisher(Publisher):
             return
         if row.op not in _WRITES:
             return
-        document = documents.of(row, log, self._sink.schemas(row.origin))
+        document = documents.of(row, log, self._sink.schemas.at(row.origin, row.offset))
         if row.old_key is not None:
             yield row.offset, pymongo.DeleteOne({"_id": documents.id_of(row.old_key)})
         if row.op == "delete":

@@ -270,7 +270,9 @@ class MySqlPublisher(Publisher):
                 if ns not in known:
                     known[ns] = table_of(session, ns, database)
                 if known[ns] is None or self._options.add_columns:
-                    seen.setdefault(ns, Seen()).add(origin, row.op, _str(row.key), str(_str(row.data)))
+                    seen.setdefault(ns, Seen()).add(
+                        origin, row.offset, row.op, _str(row.key), str(_str(row.data))
+                    )
         for ns, found in seen.items():
             schema, table = found.schema(self._schemas), known[ns]
             if table is None and self._options.create_tables:

@@ -7,7 +7,8 @@ the publisher makes (`sink_grow`), inside the transaction that fills them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from penstock.adaptors.base import Schemas
@@ -35,22 +36,25 @@ def schema_of(rows: Iterable[Lines], schemas: Schemas, *, append: bool, metadata
     """What a table needs for all these rows."""
     seen = Seen()
     for lines in rows:
-        for origin, op, key, data in zip(lines.origin, lines.op, lines.key, lines.data, strict=True):
-            seen.add(origin, op, key, data)
+        for message in _messages(lines):
+            seen.add(*message)
     return _completed(seen.schema(schemas), append=append, metadata=metadata)
 
 
 def known_schema(lines: Lines, schemas: Schemas, *, append: bool, metadata: bool) -> Schema | None:
     """What a table needs, if the source knows all fields of its messages."""
     seen = Seen()
-    first = zip(lines.origin, lines.op, lines.key, lines.data, strict=True)
-    for _, (origin, op, key, data) in zip(range(LOOKED_AT), first, strict=False):
-        seen.add(origin, op, key, data)
-    known = [schemas(origin) for origin in seen.origins]
-    names = {one.name for schema in known if schema is not None for one in schema.fields}
-    if None in known or not seen.fields or not names.issuperset(seen.fields):
+    for message in islice(_messages(lines), LOOKED_AT):
+        seen.add(*message)
+    names = {one.name for schema in seen.told(schemas) for one in schema.fields}
+    if not all(map(schemas, seen.origins)) or not seen.fields or not names.issuperset(seen.fields):
         return None
     return _completed(seen.schema(schemas), append=append, metadata=metadata)
+
+
+def _messages(lines: Lines) -> Iterator[tuple[str, int, str, str | None, str]]:
+    offsets = map(lines.offset, range(len(lines)))
+    return zip(lines.origin, offsets, lines.op, lines.key, lines.data, strict=True)
 
 
 def create(connection: psycopg.Connection[Any], target: Name, schema: Schema) -> None:

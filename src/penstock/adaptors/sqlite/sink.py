@@ -236,7 +236,7 @@ class SqlitePublisher(Publisher):
                 seen[ns] = Seen()
         for ns, origin, row in rows:
             if ns in seen:
-                seen[ns].add(origin, row.op, _str(row.key), str(row.data))
+                seen[ns].add(origin, row.offset, row.op, _str(row.key), str(row.data))
         for ns, found in seen.items():
             schema = found.schema(self._schemas)
             table = table_of(connection, ns)

@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.adaptors.base import Publisher, Refusal, Sink, SinkPosition, Stage, Staged, Stager
 from penstock.log.message import Message, Mode, Op
-from penstock.log.schema import Field, Kind, Schema
+from penstock.log.schema import Field, Kind, KnownSchemas, Schema, Schemas, Told, still
 from penstock.testing.adaptors.subject import SinkSubject
 
 if TYPE_CHECKING:
@@ -45,14 +45,22 @@ def truncate(ns: str) -> Message:
     return Message(ns, b'{"command":"truncate"}', Op.COMMAND, NOW, Mode.SYNC)
 
 
-class _Schemas:
-    """Tells the schemas of namespaces; in a task, those that were known when it was made."""
+class GivenSchemas(Schemas):
+    """The schemas that a test has given: one for all messages of a namespace, or each from a message on.
 
-    def __init__(self, known: Mapping[str, Schema]) -> None:
-        self._known = known
+    As the dict has them now; in a task, as it had them when that was made.
+    """
 
-    def __call__(self, ns: str) -> Schema:
-        return self._known.get(ns, ROWS)
+    def __init__(self, given: Mapping[str, Schema | Sequence[Told]], otherwise: Schema | None = None) -> None:
+        self._given = given
+        self._otherwise = otherwise
+
+    def told(self, ns: str) -> Sequence[Told]:
+        given = self._given.get(ns, self._otherwise)
+        return () if given is None else (Told(0, given),) if isinstance(given, Schema) else given
+
+    def since(self, offset: int) -> KnownSchemas:
+        return KnownSchemas({ns: still(self.told(ns), offset) for ns in self._given})
 
 
 class Delivery:
@@ -62,7 +70,7 @@ class Delivery:
         self.subject = subject
         self.log = log or uuid.uuid4().hex
         self.messages: list[Message] = []
-        self.schemas: dict[str, Schema] = {}
+        self.schemas: dict[str, Schema | Sequence[Told]] = {}
         self.watermark = 0
         self.generation = 0
         self.in_target = 0
@@ -75,7 +83,7 @@ class Delivery:
         """Made at the first use after a start."""
         if self._sink is None:
             self._sink = self.subject.adaptor().sink()
-            self._sink.use(_Schemas(self.schemas), "kit.sink")
+            self._sink.use(GivenSchemas(self.schemas, ROWS), "kit.sink")
         return self._sink
 
     @property

@@ -18,7 +18,7 @@ from penstock.base.errors import AwayError, RefusedError, UsageError
 from penstock.log.message import Message, Op
 from penstock.log.schema import Field, Kind, Schema
 from penstock.testing.adaptors.aspects import Aspect, aspect
-from penstock.testing.adaptors.delivery import ROWS, message, truncate
+from penstock.testing.adaptors.delivery import ROWS, GivenSchemas, message, truncate
 from penstock.testing.adaptors.sink_once import OnceConformance, Target
 from penstock.testing.adaptors.subject import Can
 
@@ -175,7 +175,7 @@ class SinkConformance(OnceConformance):
         assert cases
         for adaptor in cases.values():
             sink = adaptor.sink()
-            sink.use(lambda ns: ROWS, "kit.sink")
+            sink.use(GivenSchemas({}, ROWS), "kit.sink")
             publisher = sink.publisher()
             with pytest.raises((UsageError, AwayError)) as caught:
                 publisher.open(SinkPosition("some log", 0, 0))
