@@ -55,6 +55,7 @@ REFUSED = {
     "int_bool": ("int", "true", "not of the type integer"),
     "int_infinite": ("int", '{"$numberDouble":"Infinity"}', "not of the type integer"),
     "int_digits": ("int", "1e999999999", "not of the type integer"),
+    "float_digits": ("float8", "9007199254740993", "more digits than double precision keeps"),
     "nul": ("text", r'"a\u0000b"', "the character NUL"),
     "length": ("varchar(3)", '"abcd"', "value too long"),
     "scale": ("numeric(5,2)", "1.005", "more digits than numeric(5,2) keeps"),
@@ -121,6 +122,7 @@ def test_such_a_value_is_refused_also_where_all_rows_are_alike(shop: Shop) -> No
 
 TAKEN = {
     "int_float": ("int", "3.0", "3"),
+    "float_whole": ("float8", "100000000000000000000000", "1e+23"),
     "text_int": ("text", "12", "12"),
     "text_map": ("text", '{"a":[1,2]}', '{"a":[1,2]}'),
     "text_date": ("text", '{"$localDate":"2026-11-16"}', "2026-11-16"),

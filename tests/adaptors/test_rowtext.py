@@ -262,6 +262,7 @@ def test_every_kind_has_a_column_of_its_own(odd_names: bool) -> None:
         ('{"day":"2026-11-16"}', "(string) does not fit date32"),
         ('{"day":{"$localDate":"2026-02-30"}}', "(map) does not fit date32"),
         ('{"f":1e999}', "does not fit double"),
+        ('{"f":9007199254740993}', "field 'f': 9007199254740993 (int) does not fit double"),
         ('{"new":1}', "field 'new' is not in the schema"),
         ("[]", "not a document"),
         ("{", "not JSON"),
@@ -294,6 +295,7 @@ def test_unknown_fields_can_be_ignored() -> None:
         ('{"i":{"$numberLong":"7"}}', 7),
         ('{"raw":{"$binary":"AP8=","$type":"00"}}', b"\x00\xff"),
         ('{"f":3}', 3.0),
+        ('{"f":123456789012345680000}', 123456789012345680000.0),
     ],
 )
 def test_other_spellings_of_a_value_are_the_same_value(text: str, expected: object) -> None:

@@ -222,6 +222,8 @@ def test_a_schema_changes_numbers_and_nothing_else() -> None:
     nulls = values.decode('{"real":null,"exact":null,"day":"soon"}', schema)
     assert nulls == {"real": None, "exact": None, "day": "soon"}
     assert values.decode('{"real":1e999}', schema) == {"real": Decimal("1E+999")}
+    assert repr(values.decode('{"real":9007199254740993}', schema)) == "{'real': 9007199254740993}"
+    assert repr(values.decode('{"real":123456789012345680000}', schema)) == "{'real': 1.2345678901234568e+20}"
 
 
 def test_an_integer_of_any_length_keeps_its_digits() -> None:

@@ -56,6 +56,8 @@ _LEAVES = frozenset({NoneType, bool, int, float, Decimal, str})
 
 _STRINGS = frozenset({str})
 _NUMBER = frozenset(b"-0123456789")
+_FLOAT_DIGITS = 15
+"""Whole numbers of so many digits are floats, all of them."""
 
 _write = msgspec.json.Encoder(decimal_format="number").encode
 
@@ -315,8 +317,25 @@ def _as_read(text: bytes | str) -> Value:
 def _as_float(text: bytes) -> Value:
     if text[0] not in _NUMBER:
         return _as_read(text)
+    return float_of(text)
+
+
+def float_of(text: bytes) -> float | int | Decimal:
+    """The number of a JSON text as a float; as what it is where no float is that large, or the same whole number."""
     number = float(text)
-    return number if number - number == 0.0 else Decimal(text.decode())
+    if number - number != 0.0:
+        return Decimal(text.decode())
+    whole = len(text) > _FLOAT_DIGITS and text.lstrip(b"-").isdigit()
+    return number if not whole or is_float(int(text)) else int(text)
+
+
+def is_float(whole: int) -> bool:
+    """Whether a float is this number, or is written so: 1e23 is a little less than its digits say."""
+    try:
+        number = float(whole)
+    except OverflowError:
+        return False
+    return whole == int(number) or whole == Decimal(repr(number))
 
 
 def _as_decimal(text: bytes) -> Value:

@@ -18,6 +18,7 @@ import msgspec
 from penstock.adaptors.columns import textarrays as ta
 from penstock.adaptors.columns.textcolumns import TextReader, text_reader_of
 from penstock.log.schema import Kind
+from penstock.log.values import is_float
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,7 +86,7 @@ def reader_of(arrow: pa.DataType, kind: Kind) -> Reader:
         return Reader(_BINARY, lambda members: _array(list(map(_bytes, members)), arrow))
     member = {Kind.BOOL: bool, Kind.INT: int, Kind.STRING: str, Kind.NULL: None}.get(kind, msgspec.Raw)
     if kind is Kind.FLOAT:
-        return Reader(float | _DOUBLE, lambda members: _floats(members, arrow))
+        return Reader(int | float | _DOUBLE, lambda members: _floats(members, arrow))
     if kind is Kind.DECIMAL:
         return Reader(msgspec.Raw, lambda members: _decimals(members, arrow))
     if member is msgspec.Raw:
@@ -136,6 +137,10 @@ def _floats(members: Members, arrow: pa.DataType) -> pa.Array:
 def _float(member: Any) -> float | None:
     if member is None or isinstance(member, float):
         return member
+    if isinstance(member, int):
+        if not is_float(member):
+            raise ValueError(f"{member} has more digits than a float")
+        return float(member)
     text = member.content
     if text not in _NOT_NUMBERS:
         raise ValueError(f"{text} is written as a number")

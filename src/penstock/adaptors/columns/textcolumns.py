@@ -20,6 +20,8 @@ PLAIN, STRING = "", '"'
 
 _INTEGER = "^(?:0|-?[1-9][0-9]*)$"
 _NUMBER = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?$"
+_LONG_INTEGER = "^-?[0-9]{16,}$"
+"""Shorter ones are floats, all of them."""
 _BOOL = "^(?:true|false)$"
 
 
@@ -76,6 +78,8 @@ def _floats(texts: pa.Array) -> pa.Array:
     found = _matching(texts, _NUMBER).cast(pa.float64())
     if pc.any(pc.is_inf(found)).as_py():
         raise ValueError("a number is too large")
+    if pc.any(pc.match_substring_regex(texts, _LONG_INTEGER)).as_py():
+        raise ValueError("a whole number may have more digits than a float")
     return found
 
 

@@ -37,7 +37,7 @@ import msgspec
 from penstock.adaptors.needs import need
 from penstock.log import extended
 from penstock.log.schema import Kind, Schema
-from penstock.log.values import ValuesError
+from penstock.log.values import ValuesError, float_of
 
 _INT32 = 1 << 31
 _INT64 = 1 << 63
@@ -158,7 +158,7 @@ class Reader:
             if kind is Kind.DECIMAL:
                 return self._decimal(Decimal(raw.decode()))
             if kind is Kind.FLOAT:
-                return float(raw)
+                return self.value(float_of(raw))
         return self.value(_tree(raw))
 
     def value(self, tree: Any) -> Any:

@@ -133,6 +133,9 @@ def _raw_texts(column: Column, values: Sequence[msgspec.Raw]) -> list[str]:
 
 def kept(column: Column) -> str:
     """Numbers of JSON that a column keeps all digits of, as far as their length shows it."""
+    if column.base in FLOATS:
+        exponent = r"[eE][+-]?[0-9]+"
+        return rf"-?(?:0|[1-9][0-9]{{0,14}})|{WHOLE}(?:\.[0-9]+(?:{exponent})?|{exponent})"
     if column.mod < 0:
         return WHOLE + r"(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
     scale = scale_of(column)

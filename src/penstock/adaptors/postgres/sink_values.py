@@ -35,7 +35,7 @@ import msgspec
 
 from penstock.log import extended
 from penstock.log.extended import Binary
-from penstock.log.values import Value, ValuesError, decode, to_json
+from penstock.log.values import Value, ValuesError, decode, is_float, to_json
 
 INTEGERS = frozenset({"int2", "int4", "int8", "oid"})
 FLOATS = frozenset({"float4", "float8"})
@@ -126,6 +126,8 @@ def _number_text(column: Column, value: Value, raw: bytes) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal | str):
         raise _wrong(column, value)
     text = _plain_text(value, raw)
+    if column.base in FLOATS and isinstance(value, int) and not is_float(value):
+        raise ValueError(f"{value} has more digits than {column.type} keeps")
     if column.base == "numeric" and column.mod >= 0:
         try:
             number = Decimal(text)
