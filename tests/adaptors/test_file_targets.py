@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import pickle
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.adaptors.test_partition_sink import at, names, order, rows_of
 
 from penstock import adaptors as a
 from penstock.adaptors.base import Guarantee, Publisher, Sink, Stage, Staged
+from penstock.adaptors.file.sink import position_of
 from penstock.base.errors import UsageError
 
 
@@ -68,6 +70,41 @@ def test_columns_are_those_of_the_first_message_that_has_fields(csv_file: Path) 
     assert [(one.offset, one.error.partition(":")[0]) for one in report.refused] == [
         (1, "no fields, and there is no header yet")
     ]
+
+
+def test_a_null_that_would_be_a_blank_line_is_refused(csv_file: Path) -> None:
+    """Readers skip those: the row was gone when the file was read."""
+    rows = rows_of(['{"id":1}', '{"id":null}', '{"id":""}', "{}"])
+    sink = a.file(uri=f"file://{csv_file}", columns=["id"]).sink()
+    report = sink.stager().stage(Stage(csv_file.parent / "parts", "part", 0), iter([rows]))
+    assert [(refusal.offset, "set null_text" in refusal.error) for refusal in report.refused] == [
+        (1, True),
+        (3, True),
+    ]
+    assert Path(report.part).read_text() == '1\n""\n'
+    named = a.file(uri=f"file://{csv_file}", columns=["id"], null_text="NULL").sink()
+    through(named, rows, to=4)
+    assert csv_file.read_text() == 'id\n1\nNULL\n""\nNULL\n'
+
+
+@pytest.mark.parametrize("name", ["out.tsv", "out.TSV.gz"])
+def test_between_the_fields_of_a_tsv_stand_tabs(tmp_path: Path, name: str) -> None:
+    target = tmp_path / name
+    through(a.file(uri=f"file://{target}").sink(), rows_of(['{"id":1,"x":"a,b\\tc"}']), to=1)
+    content = target.read_bytes()
+    assert (gzip.decompress(content) if name.endswith("gz") else content) == b'id\tx\n1\t"a,b\tc"\n'
+    set_so = tmp_path / "set.tsv"
+    through(a.file(uri=f"file://{set_so}", delimiter=";").sink(), rows_of(['{"id":1,"x":2}']), to=1)
+    assert set_so.read_text() == "id;x\n1;2\n"
+
+
+def test_a_file_with_commas_gets_no_records_with_something_else(tmp_path: Path) -> None:
+    target = tmp_path / "out.csv"
+    through(a.file(uri=f"file://{target}").sink(), rows_of(['{"id":1,"x":2}']), to=1)
+    target.rename(tmp_path / "out.tsv")
+    position_of(target).rename(position_of(tmp_path / "out.tsv"))
+    with pytest.raises(UsageError, match="has commas between its fields"):
+        through(a.file(uri=f"file://{tmp_path}/out.tsv").sink(), rows_of(['{"id":2,"x":2}'], first=1), to=2)
 
 
 def test_a_number_that_looks_as_a_null_does_is_in_quotes(csv_file: Path) -> None:

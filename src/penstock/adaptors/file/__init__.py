@@ -187,7 +187,7 @@ class File(Adaptor):
             codec=self.codec,
             envelope=self.envelope,
             columns=tuple(self.columns),
-            delimiter=self.delimiter,
+            delimiter=self.reading.csv_of(self.uri).delimiter,
             null_text=self.null_text,
             unknown_fields=self.unknown_fields,
         )

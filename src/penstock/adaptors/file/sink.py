@@ -19,6 +19,7 @@ import logging
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -261,6 +262,7 @@ class FilePublisher(Publisher):
                 hint="bring back the offset log that belongs to the target, or move the target away",
             )
         self._check_codec(file)
+        self._check_commas(file, kept)
         size = file.size()
         if size < kept.length:
             raise self._too_short(size, kept)
@@ -300,6 +302,18 @@ class FilePublisher(Publisher):
             raise UsageError(
                 f"{self._target} has the compression '{found}', and '{self._writing.codec}' was to be added to it",
                 hint=f"set compression='{found}', or move it away",
+            )
+
+    def _check_commas(self, file: DiskFile, kept: Kept) -> None:
+        """Records behind others with commas between their fields could not be read with them."""
+        writing = self._writing
+        if writing.form != "csv" or writing.codec != "none" or not kept.columns or len(kept.columns) < 2:
+            return
+        header = header_of(kept.columns, replace(writing, delimiter=","))
+        if writing.delimiter != "," and file.read_at(len(header), 0) == header:
+            raise UsageError(
+                f"{self._target} has commas between its fields, and {writing.delimiter!r} was to stand there",
+                hint="move it away, or set the delimiter that it has; that of .tsv is a tab",
             )
 
     def _begun(self, file: DiskFile, kept: Kept, parts: Sequence[Path]) -> tuple[int, tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 A text is itself, in quotes where it needs them; an empty one always, since nothing without quotes is null. Numbers have
 the digits of the message; dates, times and ids their text; binaries are base64; lists and maps are JSON. Commands have
-no record.
+no record. Nor can a null be one that is nothing, and all that there is in it: readers skip blank lines.
 """
 
 from __future__ import annotations
@@ -72,6 +72,9 @@ def records_of(
             unknown = next(name for name in given if name not in known)
             reasons[row] = f"field '{unknown}' is none of the columns"
         fields = [_field(given.get(name), writing) for name in columns]
+        if fields == [""] and not writing.envelope:
+            blank = f"a null in the one column '{columns[0]}' is a blank line, and no record: set null_text"
+            reasons.setdefault(row, blank)
         lines.append(writing.delimiter.join(fields))
     refused_offsets = {offsets[row] for row in reasons}
     if writing.envelope:
@@ -130,6 +133,6 @@ def _shown(value: Value, text: bytes) -> str:
 
 
 def _quoted(text: str, writing: Writing) -> str:
-    if text == writing.null_text or any(one in text for one in ('"', "\n", "\r", writing.delimiter)):
+    if text in ("", writing.null_text) or any(one in text for one in ('"', "\n", "\r", writing.delimiter)):
         return '"' + text.replace('"', '""') + '"'
     return text
