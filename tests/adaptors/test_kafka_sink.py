@@ -272,6 +272,17 @@ def test_records_have_headers_that_a_source_understands(kafka_server: KafkaServe
     ]
 
 
+def test_a_message_that_changes_nothing_is_no_record(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """Under its key it stood for the row: a source read it as an insert, and a compacted topic kept it alone."""
+    one, target = delivery(kafka_server, tmp_path)
+    ns = target.make("nothing")
+    nothing = Message(ns, b"{}", Op.NOOP, key=b'{"id":1}')
+    one.add(message(ns, 1, "a"), nothing, Message(ns, b"{}", Op.SKIP), message(ns, 2, "b"))
+    one.open()
+    assert one.deliver() == []
+    assert [record.key() for record in target.topics.records(ns)] == [b'{"id":1}', b'{"id":2}']
+
+
 def test_keys_can_be_plain_values(kafka_server: KafkaServer, tmp_path: Path) -> None:
     one, target = delivery(kafka_server, tmp_path, keys="value", headers=False)
     ns = target.make("keys")

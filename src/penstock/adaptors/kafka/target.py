@@ -4,6 +4,7 @@
     insert, update, command          data, under the message's key
     update that changes the key      a delete of the old key; then data, under the new one
     delete                           a tombstone under the key, or with deletes='record' the data
+    noop, skip                       none: under the key it would stand for the row
 
 A record is refused, by its message's offset, where its topic can never take it: larger than the topic's
 `max.message.bytes`, without a key in a topic that is compacted, or a tombstone without a key.
@@ -73,6 +74,8 @@ class Writer:
         return topic
 
     def records(self, row: Row) -> Iterator[Out]:
+        if row.op in ("noop", "skip"):
+            return
         topic = self.topic(row.ns)
         headers = self._headers_of(row, row.op)
         key = self._key(row.key)
