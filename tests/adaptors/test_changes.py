@@ -71,6 +71,20 @@ def test_an_update_with_another_key_before_moves_its_row() -> None:
     assert same.kind is Kind.UPSERT
 
 
+def test_an_update_of_which_a_function_has_changed_the_key_deletes_no_other_row() -> None:
+    """Row 2 was number 1 and is number 5 by a function that adds to numbers; row 1 is that of number 0."""
+    moved = Row(7, "update", '{"id":5}', '{"id":1}', '{"id":6,"a":2}')
+    with pytest.raises(NotTakenError, match="a function has given it another one"):
+        read(TABLE, moved, bind)
+    both = Row(7, "update", '{"id":6}', '{"id":2}', '{"id":6,"a":2}')
+    change = read(TABLE, both, bind)
+    assert change is not None
+    assert (change.kind, change.key, change.old) == (Kind.MOVE, (6,), (2,))
+    usual = read(TABLE, Row(7, "update", '{"id":5}', None, '{"id":6,"a":2}'), bind)
+    assert usual is not None
+    assert (usual.kind, usual.key) == (Kind.UPSERT, (6,))
+
+
 def test_a_delete_takes_its_key_from_the_row_or_else_from_the_key() -> None:
     for one in (row("delete", '{"id":1,"a":2}'), row("delete", '{"a":2}', key='{"id":1}')):
         assert read(TABLE, one, bind) == Change("t", Kind.DELETE, 7, (1,))

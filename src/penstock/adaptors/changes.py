@@ -149,8 +149,19 @@ def _written(target: Target, row: Row, bind: Bind) -> Change:
     key = _key(target, found, bind)
     old = _key(target, _fields(row.old_key), bind) if row.old_key is not None else key
     if old != key:
+        _refuse_given_key(target, row, key, bind)
         return Change(target.name, Kind.MOVE, row.offset, key, fields, bound, old)
     return Change(target.name, Kind.UPSERT, row.offset, key, fields, bound)
+
+
+def _refuse_given_key(target: Target, row: Row, key: Key, bind: Bind) -> None:
+    """Where a function has given the row another key, the old one of the source may be that of another row."""
+    told = _fields(row.key)
+    if told.keys() >= set(target.key) and _key(target, told, bind) != key:
+        raise NotTakenError(
+            "the key of the row changes at the source, and a function has given it another one: which row of table "
+            f"{target.name} it was is not known; a function of DataFrames or of Arrow may give `key` and `old_key` too"
+        )
 
 
 def _key(target: Target, found: Mapping[str, msgspec.Raw], bind: Bind) -> Key:
