@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -98,7 +97,7 @@ class Batches:
         self.runner._staged = self._staged  # type: ignore[method-assign]
         self.sink = SupervisedSink(node, self.runner, around)
         self.sink.open()
-        self.runner.start(self.runner.at, here.path / "checkpoint")
+        self.runner.start(self.runner.at)
 
     @property
     def lacking(self) -> tuple[int, int]:
@@ -112,10 +111,9 @@ class Batches:
 
     def give(self, end: int) -> None:
         """The next batch, as Spark gives it."""
-        planned = self.here.path / "checkpoint" / "offsets" / "0"
-        planned.parent.mkdir(parents=True, exist_ok=True)
-        planned.write_text(json.dumps(self.here.log.reader.seek(end)._asdict()))
-        self.runner(None, 0)  # type: ignore[arg-type]  # nobody looks at the DataFrame
+        point = self.here.log.reader.seek(end)
+        self.runner._planner.upcoming = lambda begin: point  # type: ignore[method-assign]
+        self.runner(SimpleNamespace(sparkSession=None), 0)  # type: ignore[arg-type]  # nobody needs Spark
 
     def end_query(self) -> None:
         """Spark's query has ended by what the runner raised, and the supervisor looks at it."""

@@ -8,12 +8,10 @@ import signal
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import psutil
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -371,42 +369,20 @@ def test_a_target_that_never_works_ends_the_sink_with_its_reason(
     assert [doc["seq"] for doc in here.documents("out.jsonl")] == list(range(3000))
 
 
-@pytest.mark.soak
-def test_a_dead_planning_process_is_replaced(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(troubles, "DELAYS", (0.01,))
-    killed: list[int] = []
-
-    def kill_planner(progress: Progress) -> None:
-        if progress.phase != "running" or killed or progress.nodes[1].delivered == 0:
-            return
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error):  # others come and go meanwhile
-                if "python_streaming_source_runner" in " ".join(process.cmdline()):
-                    process.kill()
-                    killed.append(process.pid)
-
-    pipeline = Pipeline("planner", batch_messages=1000)
-    pipeline.source("in", a.generate(count=20_000, rate=4000)).save("out", a.file(uri=here.uri("out.jsonl")))
-    summary = here.run(pipeline, report=kill_planner)
-    assert killed, "the planning process was not found"
-    assert summary.exit_code == 0
-    assert [doc["seq"] for doc in here.documents("out.jsonl")] == list(range(20_000))
-
-
 def test_what_spark_read_is_counted_against_the_log(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """If rows got lost between the log and Spark the batch fails; nothing of it is published."""
-    from penstock.spark import batch
+    from penstock.spark.planning import RecordPlanner
     from penstock.spark.staging import AccountError
 
     monkeypatch.setattr(troubles, "DELAYS", (0.01,))
     monkeypatch.setattr(troubles, "RESTARTS", 1)
-    real = batch.planned_end
+    real = RecordPlanner.upcoming
 
-    def beyond(checkpoint: Path, number: int) -> LogPoint:
-        end = real(checkpoint, number)
-        return LogPoint(MessageOffset(end.offset + 1), end.byte)
+    def beyond(planner: RecordPlanner, begin: LogPoint) -> LogPoint:
+        end = real(planner, begin)
+        return end if end == begin else LogPoint(MessageOffset(end.offset + 1), end.byte)
 
-    monkeypatch.setattr(batch, "planned_end", beyond)
+    monkeypatch.setattr(RecordPlanner, "upcoming", beyond)
     summary = here.run(simple(here, 500))
     assert summary.exit_code == AccountError.exit_code == 1
     assert "the log holds 501 messages in [0, 501), Spark read 500" in (summary.message or "")

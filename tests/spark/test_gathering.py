@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.journal.client import Halt
 from penstock.pipeline.place import GATHER
 from penstock.spark.byteplanning import BytePlanner
 from penstock.spark.options import SourceOptions
@@ -24,7 +25,7 @@ class Journal:
         self.now = 1000.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
-    def wait(self, journal: str, beyond: int, timeout: float) -> int:
+    def wait(self, journal: str, beyond: int, timeout: float, halt: Halt) -> int:
         self.waited += 1
         self.now += min(self.seconds, timeout)
         return self.heads.pop(0) if len(self.heads) > 1 else self.heads[0]

@@ -157,7 +157,7 @@ class SupervisedSink:
     def _catch_up(self, spark: SparkSession, first: LogPoint) -> None:
         """Deliver what was kept of the messages before `first`, beside the runner's main thread."""
         watermark = self.commit.watermark
-        self._batches.start(LogPoint(MessageOffset(watermark), first.byte), self._checkpoints)
+        self._batches.start(LogPoint(MessageOffset(watermark), first.byte))
         log.warning(
             "sink %s: messages %d to %d went through compaction; it gets those that were kept",
             self.node.name, watermark, first.offset - 1,
@@ -181,13 +181,13 @@ class SupervisedSink:
     def _start_query(self, spark: SparkSession, point: LogPoint) -> None:
         self._starts += 1
         checkpoint = self._checkpoints / str(self._starts)
-        self._batches.start(point, checkpoint)
-        stream = spark.readStream.format("penstock").options(
-            **self._around.options, startOffset=str(point.offset), startByte=str(point.byte)
-        )
+        self._batches.start(point)
+        # Which messages a batch has is planned in this process, and tasks read them from the log themselves. A query on
+        # the source `penstock` would have three more Python processes, and a second and a half until its first batch.
+        ticks = spark.readStream.format("rate-micro-batch").options(rowsPerBatch="1", numPartitions="1")
         # Spark shares its cores between pools, so that a sink with much to do does not starve the others.
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.node.name)
-        writer = stream.load().writeStream.foreachBatch(self._batches)
+        writer = ticks.load().writeStream.foreachBatch(self._batches)
         name = f"{self._around.pipeline}/{self.node.name}"
         self._query = writer.option("checkpointLocation", str(checkpoint)).queryName(name).start()
 

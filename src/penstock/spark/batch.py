@@ -1,6 +1,8 @@
 """One micro-batch, from a range of the log to a moved offset (DESIGN 5, 6).
 
-1. Know the range [from, to) of the log: where the sink stands, and the end that Spark planned.
+1. Know the range [from, to) of the log: where the sink stands, and how far there is more, as much as fits a batch.
+   Spark says when (its query has a source that does nothing but tick); the rest is planned here, in the runner's own
+   process, and waiting for more is the broker's.
 2. Filter and transform (`transform.py`).
 3. Stage (`staging.py`): tasks write under names of their own and report; no message body reaches this process.
 4. Decide: rows that Spark read must be all messages of the range, each delivered, dropped or refused. Where a
@@ -24,12 +26,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -41,6 +43,7 @@ from penstock.base import faults
 from penstock.base.errors import CorruptError, RefusedError, UsageError
 from penstock.base.secrets import mask
 from penstock.functions.chain import Step, StepCount
+from penstock.journal.client import Halt
 from penstock.log.message import ByteOffset, MessageOffset
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.ownership import InDoubtError
@@ -52,17 +55,20 @@ from penstock.spark.sealed import Safe
 from penstock.spark.single import Delivered, advanced, now_us, refuse_older_target
 from penstock.spark.singlejob import SingleJobs
 from penstock.spark.staging import AccountError, Staging
-from penstock.spark.tasks import Task
+from penstock.spark.tasks import LogRead, Task
 from penstock.spark.transform import BURIED_AT_ONCE, REPORTED_REFUSALS, FrameStep, segments, summed
-from penstock.spark.work import Spent, Work, highest, last_told, refusals_of
+from penstock.spark.work import GivenRows, LoggedRows, Spent, Work, highest, last_told, refusals_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from penstock.functions.chain import NamespaceMatcher
     from penstock.spark.planning import RecordPlanner
 
 log = logging.getLogger(__name__)
+
+_TICK = 0.02
+"""Seconds between two ticks that come to nothing."""
 
 Bury = Callable[[int, Sequence[Refusal]], None]
 """Keeps refused messages among the dead letters of a generation of the sink; durable on return."""
@@ -127,9 +133,10 @@ class BatchRunner:
         """Whether the target has been opened since the offset log was claimed."""
         self._furthest: int | None = None
         """Below this are all messages that the target can have, as far as we know."""
-        self._checkpoint = Path()
         self._busy = threading.Lock()
         self._stopping = False
+        self._halt = Halt()
+        """Ends the wait for the next batch, whenever there is to be none."""
         self.offsets = claim()
         self.at = LogPoint(MessageOffset(self.offsets.state.commit.watermark), ByteOffset(0))
         """Where the next batch begins."""
@@ -154,6 +161,7 @@ class BatchRunner:
         self._overlap.forget()
         self.failure = None
         self._stopping = False
+        self._halt.clear()
         self._open(log_end)
 
     @property
@@ -212,10 +220,9 @@ class BatchRunner:
             f"this one, started again, goes on with message {commit.watermark}, and shuts the other out",
         )
 
-    def start(self, at: LogPoint, checkpoint: Path) -> None:
-        """Tell where the query begins, and which checkpoint directory it was given."""
+    def start(self, at: LogPoint) -> None:
+        """Tell where the query begins."""
         self.at = at
-        self._checkpoint = checkpoint
 
     @property
     def busy(self) -> bool:
@@ -225,10 +232,11 @@ class BatchRunner:
     def ask_to_stop(self) -> None:
         """Let no further batch begin."""
         self._stopping = True
+        self._halt.ask()
 
     def stop(self, patience: float) -> bool:
         """Let no further batch begin, and wait for the one under way; False if it takes too long."""
-        self._stopping = True
+        self.ask_to_stop()
         deadline = time.monotonic() + max(patience, 0.0)
         if not self._busy.acquire(timeout=max(patience, 0.0)):
             return False
@@ -278,28 +286,37 @@ class BatchRunner:
             except InDoubtError:  # a commit before it had landed, and is what the change is made to
                 self._committed(change(self.offsets.state.commit), {})
 
-    def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Called by Spark for each batch; an exception ends the query."""
-        with self._busy:
-            if self._stopping:
-                return
-            try:
-                self._run(frame, batch_id)
-            except BaseException as error:
-                self._overlap.wait()  # whoever sees the query end finds nothing under way
-                self.failed(error)
-                raise
+    def __call__(self, tick: DataFrame, batch_id: int) -> None:
+        """Called by Spark whenever it is ready for a batch: waits until there is one. An exception ends the query."""
+        with self._failing():
+            end = self._awaited()
+        with self._busy, self._failing():
+            if end is not None and not self._stopping:
+                self._run(tick.sparkSession, end)
+        if self._halt.asked:  # Spark ticks on until somebody ends the query
+            self._overlap.wait()
+            time.sleep(_TICK)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._overlap.wait()  # whoever sees the query end finds nothing under way
+            self.failed(error)
+            raise
 
     def failed(self, error: BaseException) -> None:
         """The first failure is the one to tell: that of a batch is the end of those behind it."""
         self.failure = self.failure or error
+        self._halt.ask()
 
     def catch_up(self, frame: DataFrame, end: LogPoint) -> bool:
         """Deliver messages that no query will give: those that compaction has set apart. False if we are to stop."""
         with self._busy:
             if self._stopping:
                 return False
-            self._range(Work(frame, self.at, end, frame.count()))
+            self._range(Work(GivenRows(frame), self.at, end, frame.count()))
             self.at = end
         return True
 
@@ -308,13 +325,24 @@ class BatchRunner:
         """Made for the first batch: a run that has none does without the modules of Spark that it needs."""
         from penstock.spark.planning import RecordPlanner
 
-        return RecordPlanner(self._read, stream=True)
+        planner = RecordPlanner(self._read, stream=True)
+        planner.halt = self._halt
+        return planner
 
-    def _run(self, frame: DataFrame, batch_id: int) -> None:
-        begin, end = self.at, planned_end(self._checkpoint, batch_id)
+    def _awaited(self) -> LogPoint | None:
+        """Where the next batch ends, once there is something for it; None if there is to be none."""
+        while not self._halt.asked:
+            with faults.step("plan"):
+                end = self._planner.upcoming(self.at)
+            if end != self.at:
+                return end
+        return None
+
+    def _run(self, spark: SparkSession, end: LogPoint) -> None:
+        begin = self.at
         if end.offset > begin.offset:
-            ranges = self._planner.between(begin, end) if len(self._passes) == 1 else ()
-            self._range(Work(frame, begin, end, None, ranges=ranges))
+            read = LogRead(self._read, self._planner.between(begin, end), begin.offset, end.offset)
+            self._range(Work(LoggedRows(spark, read), begin, end, None, ranges=read.ranges))
         self.at = end
 
     def _range(self, work: Work) -> None:
@@ -373,7 +401,7 @@ class BatchRunner:
 
     def _may_overlap(self, tasks: Sequence[Task], work: Work) -> bool:
         """Whether the next batch may be staged while this one is published: if there is one, and nothing is odd."""
-        if work.dead or not work.ranges or self._publisher is None:
+        if work.dead or not work.ranges or len(self._passes) > 1 or self._publisher is None:
             return False
         parts = [task.staged for task in tasks]
         return self._publisher.overlaps(parts) and self._planner.head() > work.end.byte
@@ -503,13 +531,6 @@ class BatchRunner:
             self.offsets = self._claim()
         self._open(job.end)
         return delivered
-
-
-def planned_end(checkpoint: Path, batch_id: int) -> LogPoint:
-    """The end of a batch, from the file in which Spark notes it before the batch runs."""
-    lines = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()
-    end = json.loads(lines[-1])
-    return LogPoint(MessageOffset(end["offset"]), ByteOffset(end["byte"]))
 
 
 def refusal_error(sink: str, refusal: Refusal) -> RefusedError:

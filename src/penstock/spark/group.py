@@ -181,10 +181,9 @@ class GroupRunner(VotingRunner):
 def _own(member: VotingRunner, work: Work) -> Work:
     """The part of a batch that a sink does not have yet."""
     stands = member.offsets.state.commit.watermark
-    ranges = work.ranges if len(member._passes) == 1 else ()
     begin = LogPoint(MessageOffset(min(max(stands, work.begin.offset), work.end.offset)), work.begin.byte)
     own = work if begin.offset == work.begin.offset else work.behind(begin)
-    return Work(own.frame, own.begin, own.end, own.given, {}, ranges)
+    return Work(own.rows, own.begin, own.end, own.given, {}, work.ranges)
 
 
 def _nothing(share: _Share, spent: Spent) -> tuple[Commit, Mapping[str, int], BatchReport]:

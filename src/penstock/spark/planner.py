@@ -13,7 +13,7 @@ from typing import Protocol
 from pyspark.sql.datasource import InputPartition
 
 from penstock.base.errors import UsageError
-from penstock.journal.client import Client
+from penstock.journal.client import Client, Halt
 from penstock.journal.datadir import DataDir
 from penstock.spark import ranges
 from penstock.spark.endsearch import Limits
@@ -66,6 +66,8 @@ class Planner(ABC):
         self.stream = stream
         self.patience = options.wait
         """Seconds for which `wait` does."""
+        self.halt = Halt()
+        """Lets go whoever waits here."""
         self._located: tuple[int, int, list[LocalFile]] = (0, 0, [])
         self._lacking_since: float | None = None
         self._seen: tuple[int, float] = (-1, 0.0)
@@ -112,7 +114,7 @@ class Planner(ABC):
         `beyond` was the head once. A broker that is behind may say less for a while; a journal that was set back would
         have the query wait until other bytes are there, and go on in the midst of them.
         """
-        head = self.client.wait(self.options.journal, beyond, self.patience)
+        head = self.client.wait(self.options.journal, beyond, self.patience, self.halt)
         now = time.monotonic()
         self._lacking_since = None if head >= beyond else self._lacking_since or now
         if self._lacking_since is not None and now - self._lacking_since > ranges.PATIENCE:
@@ -136,8 +138,9 @@ class Planner(ABC):
     def _grown(self, begin: int, head: int) -> int:
         full, deadline = begin + self.options.max_bytes, time.monotonic() + self.options.gather
         while head - begin >= MUCH and head < full and (left := deadline - time.monotonic()) > 0:
-            later = self.client.wait(self.options.journal, min(head + MUCH, full) - 1, min(REST, left))
-            if later - head < MUCH * STEADY:
+            beyond = min(head + MUCH, full) - 1
+            later = self.client.wait(self.options.journal, beyond, min(REST, left), self.halt)
+            if later - head < MUCH * STEADY or self.halt.asked:
                 return max(later, head)
             head = later
         return head

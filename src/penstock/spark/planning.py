@@ -66,6 +66,12 @@ class RecordPlanner(Planner):
             self._planned = self._points(begin, stop.byte, Limits(None, None))
         return self._cut([point.byte for point in self._planned])
 
+    def upcoming(self, begin: LogPoint) -> LogPoint:
+        """Where a batch from `begin` on ends, within the options' limits; waits a while if there is nothing yet."""
+        limits = Limits(self.options.max_bytes, self.options.max_messages)
+        start = begin._asdict()
+        return _point(self.next(start, self.more(start), limits))
+
     def between(self, begin: LogPoint, end: LogPoint) -> list[InputPartition]:
         """The ranges of what lies between two places, for whoever has planned these."""
         inner = self._borders(begin.byte, end.byte) if self._parts(end.byte - begin.byte) > 1 else []

@@ -85,7 +85,7 @@ class Staging:
         begin, end = work.begin.offset, work.end.offset
         directory = self._directory / f"{begin}-{end}-{uuid.uuid4().hex[:8]}"
         directory.mkdir(mode=0o700, parents=True)
-        direct = bool(work.ranges) and not sort
+        direct = bool(work.ranges) and len(self._passes) == 1 and not sort
         last = StageTask(
             self._passes[-1],
             self._safe.sealed(self._name, begin),
@@ -100,7 +100,7 @@ class Staging:
         )
         if direct:
             count = self._sink.lanes or len(work.ranges)
-            numbers = work.frame.sparkSession.range(0, count, 1, count)
+            numbers = work.rows.spark.range(0, count, 1, count)
             tasks = _reports(numbers, last)
             read = sum(task.read for task in tasks)
         else:

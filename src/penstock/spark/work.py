@@ -7,21 +7,23 @@ the reports of tasks (`tasks.py`): who was refused, whether the parts are in ord
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.adaptors.base import Refusal, Staged
 from penstock.log.message import MessageOffset
 from penstock.log.positions import LogPoint
-from penstock.spark.tasks import Task
+from penstock.spark.formats import RECORDS_SCHEMA
+from penstock.spark.tasks import LogRead, Task
 from penstock.spark.transform import Seen
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.datasource import InputPartition
 
 
@@ -45,11 +47,45 @@ class Spent:
             self.times[what] = self.times.get(what, 0.0) + time.monotonic() - began
 
 
+class Rows(Protocol):
+    """Messages as Spark has them, for whoever cannot do without: most tasks read the log themselves."""
+
+    @property
+    def spark(self) -> SparkSession: ...
+
+    @property
+    def frame(self) -> DataFrame: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GivenRows:
+    """Those of a frame that is there."""
+
+    frame: DataFrame
+
+    @property
+    def spark(self) -> SparkSession:
+        return self.frame.sparkSession
+
+
+@dataclass(frozen=True)
+class LoggedRows:
+    """Those of a part of the log, read in workers when Spark asks for them."""
+
+    spark: SparkSession
+    read: LogRead
+
+    @functools.cached_property
+    def frame(self) -> DataFrame:
+        count = len(self.read.ranges)
+        return self.spark.range(0, count, 1, count).mapInArrow(self.read.rows, RECORDS_SCHEMA)
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """A range of the log on its way to the sink: how far it goes, and who in it is dead."""
 
-    frame: DataFrame
+    rows: Rows
     begin: LogPoint
     end: LogPoint
     given: int | None
@@ -57,6 +93,10 @@ class Work:
     dead: Mapping[int, Refusal] = field(default_factory=dict)
     ranges: Sequence[InputPartition] = ()
     """Where the messages lie, for tasks that read the log themselves; and others around them, maybe."""
+
+    @property
+    def frame(self) -> DataFrame:
+        return self.rows.frame
 
     @property
     def messages(self) -> int:

@@ -33,6 +33,7 @@ from penstock.journal.client.fencing import (
     RegistersLostError,
     claim,
 )
+from penstock.journal.client.halt import Halt
 from penstock.journal.client.reader import Reader
 from penstock.journal.client.requests import APPEND_CHUNK
 from penstock.journal.client.sync import DEFAULT_TIMEOUT, Client, Spans
@@ -50,6 +51,7 @@ __all__ = [
     "BytesGoneError",
     "Client",
     "FencedError",
+    "Halt",
     "HoleError",
     "InDoubtError",
     "JournalError",

@@ -143,8 +143,8 @@ def translated(error: grpc.RpcError, address: str) -> PenstockError:
     """gRPC's error as ours."""
     assert isinstance(error, (grpc.Call, grpc.aio.AioRpcError))
     code, details = error.code(), error.details() or ""
-    # A broker that stops cancels what it was asked; what we cancel ourselves never gets here. The last is what grpcio
-    # says of a connection that went while something was being written to it.
+    # A broker that stops cancels what it was asked; what we cancel ourselves gets here from `Client.wait` alone, which
+    # knows. The last is what grpcio says of a connection that went while something was being written to it.
     is_stopping = code is grpc.StatusCode.CANCELLED
     if code is grpc.StatusCode.UNAVAILABLE or is_stopping or details == "Internal error from Core":
         return BrokerGoneError(

@@ -21,6 +21,7 @@ from penstock.journal.client import answers, connection, requests
 from penstock.journal.client.answers import Appended, Span
 from penstock.journal.client.connection import Metadata, NoTokens, Tls, Tokens
 from penstock.journal.client.errors import BrokerGoneError, TimedOutError
+from penstock.journal.client.halt import Halt
 from penstock.journal.client.homes import Answering, Begun, Homes
 from penstock.journal.client.requests import APPEND_CHUNK
 from penstock.journal.client.stubs import Stubs
@@ -221,11 +222,16 @@ class Client:
         answers.require_ok(journal, response.status)
         return response.fragments[0].spec.begin if response.fragments else None
 
-    def wait(self, journal: str, beyond: int, timeout: float) -> int:
-        """The write head, as soon as it is past `beyond`, or after `timeout` seconds as it is."""
+    def wait(self, journal: str, beyond: int, timeout: float, halt: Halt | None = None) -> int:
+        """The write head, as soon as it is past `beyond`, or after `timeout` seconds as it is; or when halted."""
+        request = ReadRequest(journal=journal, offset=beyond, block=True, metadata_only=True)
         try:
-            return self.metadata(journal, beyond, block=True, timeout=timeout).write_head
+            return self._metadata(request, timeout, halt).write_head
         except TimedOutError:
+            return self.head(journal)
+        except BrokerGoneError:
+            if halt is None or not halt.asked:
+                raise
             return self.head(journal)
 
     def list(self, selector: LabelSelector | None = None, *, store_health: bool = False) -> Journals:
@@ -370,9 +376,14 @@ class Client:
             lambda calls: calls.list_fragments(request, timeout=DEFAULT_TIMEOUT, **authorized)
         )
 
-    def _metadata(self, request: ReadRequest, timeout: float) -> ReadResponse:
+    def _metadata(self, request: ReadRequest, timeout: float, halt: Halt | None = None) -> ReadResponse:
         authorized = _authorized(self.tokens.for_read(request.journal))
-        with self._answers(lambda calls: calls.read(request, timeout=timeout, **authorized)) as responses:
+
+        def ask(calls: Stubs) -> Answering[ReadResponse]:
+            call = calls.read(request, timeout=timeout, **authorized)
+            return call if halt is None else halt.over(call)
+
+        with self._answers(ask) as responses:
             for response in responses:
                 answers.Progress(request.journal, request.offset, 0).accept(response)
                 return response
