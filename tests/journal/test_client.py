@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,14 @@ import pytest
 
 from penstock.base.disk import Buffer
 from penstock.base.errors import PenstockError
-from penstock.journal.client import APPEND_CHUNK, BrokerGoneError, BytesGoneError, Client, JournalError
+from penstock.journal.client import (
+    APPEND_CHUNK,
+    BrokerGoneError,
+    BytesGoneError,
+    Client,
+    Halt,
+    JournalError,
+)
 from penstock.journal.embedded import EmbeddedBroker
 from penstock.journal.protocol import AppendRequest, AppendResponse
 from penstock.log.commitlog import journal_spec
@@ -166,3 +174,42 @@ def test_a_watch_tells_of_new_journals(client: Client) -> None:
     client.create(journal_spec("another/journal", 1024, {}))
     assert [journal.spec.name for journal in next(watching)] == [JOURNAL, "another/journal"]
     watching.close()  # type: ignore[attr-defined]
+
+
+def test_a_wait_for_more_is_ended_by_another_thread(client: Client) -> None:
+    head = client.append(JOURNAL, b"some").end
+    halt = Halt()
+    heads: list[int] = []
+    waiting = threading.Thread(target=lambda: heads.append(client.wait(JOURNAL, head, 600.0, halt)))
+    waiting.start()
+    while halt._call is None:
+        time.sleep(0.001)
+    halt.ask()
+    waiting.join(60)
+    assert heads == [head]
+    assert client.wait(JOURNAL, head, 600.0, halt) == head, "nor does anyone wait who comes later"
+    halt.clear()
+    client.append(JOURNAL, b"more")
+    assert client.wait(JOURNAL, head, 600.0, halt) == head + 4
+
+
+def test_a_broker_that_goes_while_one_waits_is_told_as_such(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path) as broker:
+        client = Client(broker.address)
+        client.create(journal_spec(JOURNAL, 1 << 20, {}))
+        told: list[BaseException] = []
+        halt = Halt()
+
+        def wait() -> None:
+            try:
+                client.wait(JOURNAL, 0, 600.0, halt)
+            except BrokerGoneError as error:
+                told.append(error)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        while halt._call is None:
+            time.sleep(0.001)
+    waiting.join(60)
+    assert len(told) == 1
+    client.close()

@@ -12,9 +12,9 @@ from penstock.journal.client import Halt
 from penstock.pipeline.place import GATHER
 from penstock.spark.byteplanning import BytePlanner
 from penstock.spark.options import SourceOptions
-from penstock.spark.planner import MUCH, REST
+from penstock.spark.planner import ENOUGH, MUCH, REST
 
-FULL = 16 * MUCH
+FULL = 6 * MUCH
 
 
 class Journal:
@@ -31,13 +31,13 @@ class Journal:
         return self.heads.pop(0) if len(self.heads) > 1 else self.heads[0]
 
 
-def gathered(journal: Journal, begin: int, head: int, gather: str = GATHER) -> int:
-    return a_planner(journal, gather).gather(begin, head)
+def gathered(journal: Journal, begin: int, head: int, gather: str = GATHER, max_bytes: int = FULL) -> int:
+    return a_planner(journal, gather, max_bytes).gather(begin, head)
 
 
-def a_planner(journal: Journal, gather: str = GATHER) -> BytePlanner:
+def a_planner(journal: Journal, gather: str = GATHER, max_bytes: int = FULL) -> BytePlanner:
     options = SourceOptions.parse(
-        {"dataDir": str(Path("x").absolute()), "journal": "j", "maxBytes": str(FULL), "gather": gather}
+        {"dataDir": str(Path("x").absolute()), "journal": "j", "maxBytes": str(max_bytes), "gather": gather}
     )
     planner = BytePlanner(options, stream=True)
     planner.__dict__["client"] = journal
@@ -56,7 +56,21 @@ def test_what_trickles_in_and_what_is_enough_waits_for_nothing(
 def test_a_batch_waits_until_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal([MUCH * i for i in range(2, 40)], 0.01, monkeypatch)
     assert gathered(journal, 0, MUCH) == FULL
-    assert journal.waited == 15
+    assert journal.waited == 5
+
+
+def test_what_is_enough_waits_for_nothing_though_more_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal([ENOUGH * i for i in range(1, 9)], 0.01, monkeypatch)
+    assert gathered(journal, 0, MUCH, max_bytes=4 * ENOUGH) == ENOUGH
+    assert gathered(journal, 0, 3 * ENOUGH, max_bytes=4 * ENOUGH) == 3 * ENOUGH
+    assert journal.waited == 1
+
+
+def test_where_nothing_more_comes_nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal([FULL], REST, monkeypatch)
+    planner = a_planner(journal)
+    planner.hurry.ask()
+    assert (planner.gather(0, MUCH), journal.waited) == (MUCH, 0)
 
 
 def test_a_journal_that_rests_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

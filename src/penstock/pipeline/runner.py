@@ -349,9 +349,12 @@ class _Run:
                 "Spark cannot call this process any more",
                 hint="too many files were open, most likely: raise the limit (`ulimit -n`), and run it again",
             )
+        ended = self._ingest.done.is_set()
         keep = self._every("offsets", self._pipeline.settings.offset_interval)
         for sink in self._sinks:
             sink.tend(self._engine.spark, self._ingest.given)
+            if ended:
+                sink.hurry()
             if keep:
                 sink.keep_offsets()
         if all(sink.begun or sink.idle for sink in self._sinks):

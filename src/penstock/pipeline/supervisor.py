@@ -221,6 +221,10 @@ class SupervisedSink:
             self._died()
         self.start(spark)
 
+    def hurry(self) -> None:
+        """The source has ended: nothing more comes that a batch could wait for."""
+        self._batches.hurry()
+
     def keep_offsets(self) -> None:
         """To be called once in the interval of the offset log. What cannot be written now is with the next batch."""
         if self._query is None or self.idle:

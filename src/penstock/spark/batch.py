@@ -67,6 +67,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_LONGEST = 1.0
+"""Seconds after which Spark gets its turn again, though more batches wait."""
+
 _TICK = 0.02
 """Seconds between two ticks that come to nothing."""
 
@@ -137,6 +140,7 @@ class BatchRunner:
         self._stopping = False
         self._halt = Halt()
         """Ends the wait for the next batch, whenever there is to be none."""
+        self._hurry = Halt()
         self.offsets = claim()
         self.at = LogPoint(MessageOffset(self.offsets.state.commit.watermark), ByteOffset(0))
         """Where the next batch begins."""
@@ -162,6 +166,7 @@ class BatchRunner:
         self.failure = None
         self._stopping = False
         self._halt.clear()
+        self._hurry.clear()
         self._open(log_end)
 
     @property
@@ -233,6 +238,11 @@ class BatchRunner:
         """Let no further batch begin."""
         self._stopping = True
         self._halt.ask()
+        self._hurry.ask()
+
+    def hurry(self) -> None:
+        """Nothing more comes into the log: no batch needs to wait for it."""
+        self._hurry.ask()
 
     def stop(self, patience: float) -> bool:
         """Let no further batch begin, and wait for the one under way; False if it takes too long."""
@@ -287,15 +297,29 @@ class BatchRunner:
                 self._committed(change(self.offsets.state.commit), {})
 
     def __call__(self, tick: DataFrame, batch_id: int) -> None:
-        """Called by Spark whenever it is ready for a batch: waits until there is one. An exception ends the query."""
+        """Called by Spark when it is ready for a batch: waits until there is one. An exception ends the query.
+
+        While more is there one follows the other: between two of its own Spark takes as long as a small one lasts.
+        """
+        until = time.monotonic() + _LONGEST
+        self._turn(tick.sparkSession)
+        while time.monotonic() < until and self._more():
+            self._turn(tick.sparkSession)
+        if self._halt.asked:  # Spark ticks on until somebody ends the query
+            self._overlap.wait()
+            time.sleep(_TICK)
+
+    def _turn(self, spark: SparkSession) -> None:
+        """One batch, unless there is to be none."""
         with self._failing():
             end = self._awaited()
         with self._busy, self._failing():
             if end is not None and not self._stopping:
-                self._run(tick.sparkSession, end)
-        if self._halt.asked:  # Spark ticks on until somebody ends the query
-            self._overlap.wait()
-            time.sleep(_TICK)
+                self._run(spark, end)
+
+    def _more(self) -> bool:
+        with self._failing():
+            return not self._halt.asked and self._planner.head() > self.at.byte
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -310,6 +334,7 @@ class BatchRunner:
         """The first failure is the one to tell: that of a batch is the end of those behind it."""
         self.failure = self.failure or error
         self._halt.ask()
+        self._hurry.ask()
 
     def catch_up(self, frame: DataFrame, end: LogPoint) -> bool:
         """Deliver messages that no query will give: those that compaction has set apart. False if we are to stop."""
@@ -326,7 +351,7 @@ class BatchRunner:
         from penstock.spark.planning import RecordPlanner
 
         planner = RecordPlanner(self._read, stream=True)
-        planner.halt = self._halt
+        planner.halt, planner.hurry = self._halt, self._hurry
         return planner
 
     def _awaited(self) -> LogPoint | None:

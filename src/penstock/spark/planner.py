@@ -30,6 +30,8 @@ Place = dict[str, int]
 
 MUCH = 4 << 20
 """Bytes that show that a journal is being filled rather than fed."""
+ENOUGH = 32 << 20
+"""Bytes of a batch that nobody waits for more of: what more saves is less than what its tasks could do meanwhile."""
 REST = 0.15
 """Seconds after which one looks whether it still is."""
 STEADY = 1 / 16
@@ -68,6 +70,8 @@ class Planner(ABC):
         """Seconds for which `wait` does."""
         self.halt = Halt()
         """Lets go whoever waits here."""
+        self.hurry = Halt()
+        """Ends the waiting for more where there is something already."""
         self._located: tuple[int, int, list[LocalFile]] = (0, 0, [])
         self._lacking_since: float | None = None
         self._seen: tuple[int, float] = (-1, 0.0)
@@ -125,8 +129,8 @@ class Planner(ABC):
         """The head, once what is coming quickly has come, so that a batch from `begin` on is worth its cost.
 
         A small batch costs as much as some megabytes of a large one. So where much is there already and more comes, it
-        waits: until it is full, `gather` seconds are over, or the journal rests. What trickles in waits for nothing,
-        nor does the next batch of a journal that has rested while the last one was at work.
+        waits: until that is enough, `gather` seconds are over, or the journal rests. What trickles in waits for
+        nothing, nor does the next batch of a journal that has rested while the last one was at work.
         """
         seen, since = self._seen
         if head != seen or time.monotonic() - since < REST:
@@ -136,11 +140,15 @@ class Planner(ABC):
         return head
 
     def _grown(self, begin: int, head: int) -> int:
-        full, deadline = begin + self.options.max_bytes, time.monotonic() + self.options.gather
-        while head - begin >= MUCH and head < full and (left := deadline - time.monotonic()) > 0:
+        full = begin + min(self.options.max_bytes, ENOUGH)
+        deadline = time.monotonic() + self.options.gather
+        while head - begin >= MUCH and head < full and not self.hurry.asked:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
             beyond = min(head + MUCH, full) - 1
-            later = self.client.wait(self.options.journal, beyond, min(REST, left), self.halt)
-            if later - head < MUCH * STEADY or self.halt.asked:
+            later = self.client.wait(self.options.journal, beyond, min(REST, left), self.hurry)
+            if later - head < MUCH * STEADY:
                 return max(later, head)
             head = later
         return head
