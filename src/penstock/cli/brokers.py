@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
+from penstock.base import memory
 from penstock.base.errors import UsageError
 from penstock.base.webpages import is_loopback
 from penstock.cli.broker_cluster import ClusterSettings, cluster_options
@@ -221,6 +222,7 @@ def _run(directory: DataDir, options: Options, *, as_json: bool) -> None:
         http = f", HTTP on {addresses.http}" if addresses.http else ""
         click.echo(f"serving gRPC on {addresses.grpc}{http}, data in {directory.path}")
 
+    memory.keep_used()
     lock = Lock(directory, Disk())
     try:
         asyncio.run(_until_signalled(directory, options, ready))

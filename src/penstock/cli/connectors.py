@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock.base import memory
 from penstock.base.errors import UsageError
 from penstock.base.units import parse_size
 from penstock.cli.common import emit, json_option, show, visible, wants_json, warn
@@ -164,6 +165,7 @@ def worker(
     )
     if not settings.cookie and not listen.startswith(("127.", "localhost", "[::1]")):
         click.echo(f"Warning: everybody who reaches {listen} may write. --cookie-file protects it.", err=True)
+    memory.keep_used()
     asyncio.run(
         _work(
             connection,

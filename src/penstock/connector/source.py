@@ -38,7 +38,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import TypeVar, cast
 
-from penstock.base import faults
+from penstock.base import faults, memory
 from penstock.base.errors import PenstockError, UsageError
 from penstock.connector import frames as fr
 from penstock.connector.columns import Columns
@@ -148,6 +148,7 @@ class Connector:
 
     async def serve(self) -> None:
         """As `run`, in an event loop."""
+        memory.keep_used()
         failures, heard = 0, asyncio.get_running_loop().time()
         link: Link | None = None
         while not self._stop.is_set() and not self._done:
