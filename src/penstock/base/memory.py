@@ -1,9 +1,9 @@
 """Memory for processes through which much passes: what was used once stays at hand.
 
 The C library of Linux gives a large block back to the system as soon as it is free, and takes the next one as fresh
-pages, each of them a fault of its own and cleared by the kernel. Where messages pass by the megabyte that is a fifth to a
-third of a process's work. So processes that serve keep what they have used, up to a limit. Who has told the library
-otherwise, in the environment, is not contradicted.
+pages, each of them a fault of its own and cleared by the kernel. Where messages pass by the megabyte that is a fifth
+to a third of a process's work. So processes that serve keep what they have used, up to a limit. Who has told the
+library otherwise, in the environment, is not contradicted.
 """
 
 from __future__ import annotations
