@@ -95,6 +95,7 @@ class Batches:
         claim = lambda: OffsetLog(here.client, "p", "s", NOW)  # noqa: E731
         self.runner = runner_for(node, claim, self._bury, around)
         self.runner._staged = self._staged  # type: ignore[method-assign]
+        self.runner._more = lambda: False  # type: ignore[method-assign]  # one batch at a time
         self.sink = SupervisedSink(node, self.runner, around)
         self.sink.open()
         self.runner.start(self.runner.at)

@@ -47,6 +47,7 @@ def until_waiting(batches: Batches) -> None:
 
 def test_a_tick_takes_all_that_is_there(batches: Batches) -> None:
     given: list[tuple[int, int]] = []
+    del batches.runner._more
     real = batches.runner._staged
 
     def staged(work: Work) -> list[object]:
