@@ -1,9 +1,8 @@
 """A program that uses a session, for tests that need a process of their own. Prints one line of JSON.
 
-`work SCRATCH`: start, run a stream with a Python worker, stop; tells what it saw. The start-up archive is built from
-    a part of the classes, which takes a fraction of the time; with `work-whole` from all of them.
-`lose SCRATCH`: start, lose the JVM, stop what is left; damage the start-up archive and start again; tell what it
-    saw, and wait to be killed with a Python worker at work in a streaming batch.
+`work SCRATCH`: start, run a stream with a Python worker, stop; tells what it saw.
+`lose SCRATCH`: start, lose the JVM, stop what is left; start one of the other kind and stop it; damage the start-up
+    archive and start again; tell what it saw, and wait to be killed with a Python worker at work in a streaming batch.
 """
 
 from __future__ import annotations
@@ -20,11 +19,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.spark import session as engine
-from penstock.spark.archive import Archive
 from penstock.spark.jvm import Jvm
 
 PASSWORD = "hush-hush"
-SOME_CLASSES = 2_000
 
 
 def busy(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -48,12 +45,12 @@ def stream(spark: SparkSession, scratch: Path, task: object, seen: list[int]) ->
     query.option("checkpointLocation", str(scratch / f"checkpoint-{os.getpid()}")).start().awaitTermination()
 
 
-def start(scratch: Path) -> tuple[SparkSession, Jvm, dict[str, object]]:
+def start(scratch: Path, short_lived: bool = True) -> tuple[SparkSession, Jvm, dict[str, object]]:
     spark = engine.session(
         app="a test",
         cores=2,
         scratch=scratch,
-        short_lived=True,
+        short_lived=short_lived,
         settings={"spark.hadoop.a.password": PASSWORD},
     )
     assert engine._running is not None
@@ -78,8 +75,16 @@ def work(scratch: Path) -> dict[str, object]:
     facts["rows"] = len(workers)
     facts["workers below the JVM"] = set(workers) <= below and os.getpid() not in workers
     engine.stop(spark)
-    facts["left"] = sorted(pid for pid in below if psutil.pid_exists(pid))
+    facts["left"] = sorted(pid for pid in below if runs(pid))
     return facts
+
+
+def runs(pid: int) -> bool:
+    """What has ended, and only waits to be reaped by the machine's first process, does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def lose(scratch: Path) -> None:
@@ -88,30 +93,18 @@ def lose(scratch: Path) -> None:
     began = time.monotonic()
     engine.stop(spark)
     took = time.monotonic() - began
+    spark, _, other = start(scratch, short_lived=False)
+    engine.stop(spark)
     archive = damaged()
     spark, _, second = start(scratch)
-    tell({"first": first, "second": second, "seconds to stop": took, "archive": archive.exists()})
+    facts = {"first": first, "other kind": other, "second": second}
+    tell({**facts, "seconds to stop": took, "archive": archive.exists()})
     stream(spark, scratch, busy, [])
-
-
-def build_from_a_part() -> None:
-    """From now on archives hold the first classes that were loaded, and those of streams."""
-    build = Archive.build
-
-    def build_little(self: Archive, class_list: Path) -> bool:
-        lines = class_list.read_text().splitlines(keepends=True)
-        streams = [
-            line for line in lines[SOME_CLASSES:] if "/streaming/runtime/MicroBatchExecution id" in line
-        ]
-        class_list.write_text("".join([*lines[:SOME_CLASSES], *streams]))
-        return build(self, class_list)
-
-    setattr(Archive, "build", build_little)  # noqa: B010 - mypy
 
 
 def damaged() -> Path:
     """The start-up archive, with one of its bytes changed."""
-    (archive,) = Path(os.environ["XDG_CACHE_HOME"]).glob("penstock/archives/*.jsa")
+    (archive,) = Path(os.environ["XDG_CACHE_HOME"]).glob("penstock/archives/java-*")
     content = bytearray(archive.read_bytes())
     content[len(content) // 2] ^= 0xFF
     archive.unlink()
@@ -129,6 +122,4 @@ if __name__ == "__main__":
     if what == "lose":
         lose(directory)
     else:
-        if what == "work":
-            build_from_a_part()
         tell(work(directory))

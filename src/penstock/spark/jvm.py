@@ -75,9 +75,6 @@ class Jvm:
         if self.process is not None:
             self.process.kill()
 
-    def ended_well(self) -> bool:
-        return self.process is not None and self.process.returncode == 0
-
 
 def launch(conf: Mapping[str, str]) -> Jvm:
     """Start a JVM with this part of Spark's settings, which everyone on the machine can read."""

@@ -28,7 +28,7 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyspark
@@ -64,6 +64,11 @@ _ON_COMMAND_LINE = re.compile(r"spark\.(?:master|driver\..*|jars.*|files|archive
 # From this heap on the JVM addresses objects differently, and an archive made by a smaller one does not fit.
 _ARCHIVE_HEAP_LIMIT = 32 << 30
 
+# Options of others with which it would not take the archive either: for modules, agents, objects of another layout.
+_ANOTHER_JVM = re.compile(
+    r"(?:^|\s)--|agent|-Xshare|Shared|AOT|Compress|Compact|ObjectAlignment|UseZGC|UseShenandoah"
+)
+
 # The longest path of a Unix socket is 107 bytes; Spark's names take 43 of them.
 _SOCKET_DIR_LIMIT = 64
 
@@ -74,7 +79,8 @@ class _Running:
 
     jvm: Jvm
     places: Places
-    recording: Archive | None
+    wanted: Archive | None
+    """The archive that it started without, to be made once it has ended."""
     plain: bool
 
 
@@ -114,7 +120,7 @@ def session(
     others = " ".join([added, *(os.environ.get(name, "") for name in JAVA_VARIABLES)])
     options = joined(java_options(places, short_lived, others))
     chosen["spark.driver.extraJavaOptions"] = f"{options} {added}".strip()
-    archive = _archive(java, chosen) if fast_start and local else None
+    archive = _archive(java, chosen, others) if fast_start and local else None
     with environment(_variables(local, java, places)):
         _running = _launch(chosen, places, archive, plain and local and "agent" not in others)
         try:
@@ -143,14 +149,14 @@ def stop(spark: SparkSession, *, patience: float = 30.0) -> None:
     deadline = threading.Timer(patience, running.jvm.kill)
     deadline.daemon = True
     deadline.start()
-    if running.plain and running.recording is None:
+    if running.plain:
         running.jvm.kill()  # all that its end in order would do, a second of it, is to remove what `_discard` removes
     _disconnect(spark)
     running.jvm.end(patience)
     deadline.cancel()
-    if running.recording is not None and running.jvm.ended_well():
-        running.recording.build(running.places.class_list)
     _discard(running.places)
+    if running.wanted is not None:
+        running.wanted.build(os.environ)
 
 
 def claim(scratch: Path) -> None:
@@ -175,7 +181,6 @@ def _prepare(scratch: Path) -> Places:
         sockets=_socket_dir(scratch),
         log=scratch / "spark.log",
         log_settings=scratch / _SETTINGS_FILE,
-        class_list=scratch / "classes.list",
         jvm_crash=scratch / "jvm-crash-%p.log",
     )
     _refuse_strange(places)
@@ -214,14 +219,13 @@ def _socket_dir(scratch: Path) -> Path:
 def _discard(places: Places) -> None:
     for directory in (places.local, places.warehouse, places.temporary, places.home, places.sockets):
         shutil.rmtree(directory, ignore_errors=True)
-    places.class_list.unlink(missing_ok=True)
 
 
-def _archive(java: Java, chosen: Mapping[str, str]) -> Archive | None:
-    """The archive to use or to record for; none where the class path or the heap is not the usual one."""
+def _archive(java: Java, chosen: Mapping[str, str], options: str) -> Archive | None:
+    """The archive to use, or to have made; none where class path, heap or `options` are not the usual ones."""
     if "spark.driver.extraClassPath" in chosen or os.environ.get("SPARK_CONF_DIR"):
         return None
-    if _bytes(chosen["spark.driver.memory"]) >= _ARCHIVE_HEAP_LIMIT:
+    if _bytes(chosen["spark.driver.memory"]) >= _ARCHIVE_HEAP_LIMIT or _ANOTHER_JVM.search(options):
         return None
     archive = archive_for(cache_dir(os.environ), java.runtime, java.version, SPARK_HOME)
     return None if archive is None or archive.given_up() else archive
@@ -253,27 +257,23 @@ def _variables(local: bool, java: Java, places: Places) -> dict[str, str]:
 def _launch(chosen: Mapping[str, str], places: Places, archive: Archive | None, plain: bool) -> _Running:
     """Start the JVM; one that does not come up with the archive is started again without."""
     command = {name: value for name, value in chosen.items() if _ON_COMMAND_LINE.fullmatch(name)}
-    if archive is None:
-        return _Running(launch(command), places, None, plain)
-    using = archive.usable()
-    options = archive.options_to_use() if using else archive.options_to_record(places.class_list)
-    command["spark.driver.extraJavaOptions"] += " " + joined(options)
-    # Spark names one jar twice on its class path, which Java 21 does not take with an archive. With all jars
-    # in front in an order of our own, the part of the path that counts has each of them once.
-    command["spark.driver.extraClassPath"] = archive.class_path
-    if not using:
+    if archive is None or not archive.usable():
         return _Running(launch(command), places, archive, plain)
+    command["spark.driver.extraJavaOptions"] += " " + joined(archive.options_to_use())
+    # The JVM takes an archive if its class path begins with the one the archive was made for. Spark's own names a jar
+    # twice, and a directory of this session; in front of it each jar stands once.
+    command["spark.driver.extraClassPath"] = archive.class_path
     try:
         jvm = launch(command)
     except JvmFailedError:
         running = _launch(chosen, places, None, plain)
         archive.refused()  # only now is it known to be the archive's fault
-        return running
+        return replace(running, wanted=archive)
     if "sharing" in jvm.property("java.vm.info"):
         archive.accepted()
-    else:
-        archive.refused()
-    return _Running(jvm, places, None, plain)
+        return _Running(jvm, places, None, plain)
+    archive.refused()
+    return _Running(jvm, places, archive, plain)
 
 
 def _connect(chosen: Mapping[str, str]) -> SparkSession:

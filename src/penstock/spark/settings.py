@@ -60,7 +60,6 @@ class Places:
     sockets: Path
     log: Path
     log_settings: Path
-    class_list: Path
     jvm_crash: Path
 
 

@@ -1,0 +1,147 @@
+"""The session whose JVM records the start-up archive: `python -m penstock.spark.training SCRATCH ARCHIVE`.
+
+Started in the background by `penstock.spark.archive`, in a process group of its own. It does for a few seconds what
+every pipeline does: streaming queries over a data source in Python, whose batches go through a little SQL and Python
+workers. It needs no journal and no network. What only some pipelines do is left out: an AOT cache is loaded as a whole,
+so each of its classes costs all of them. The archive appears whole, by a rename, or the exit code is not 0. After
+`LONGEST` seconds everything of it is killed, which counts as a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from penstock.spark.archive import LONGEST, Archive, archive_for
+from penstock.spark.java import CLASS_PATH, cache_dir, find_java
+from penstock.spark.jvm import environment, joined
+from penstock.spark.session import SPARK_HOME, session, stop
+
+# Enough for the JVM to have profiles of what runs at every start.
+_SECONDS_OF_WORK = 6.0
+
+
+def main(scratch: Path, path: Path) -> None:
+    java = find_java(fallback=scratch)
+    archive = archive_for(cache_dir(os.environ), java.runtime, java.version, SPARK_HOME)
+    if archive is None or archive.path != path:
+        raise SystemExit(f"{path} is not the archive of this environment")
+    _limit(archive)
+    try:
+        record(archive, scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def record(archive: Archive, scratch: Path) -> None:
+    """Have a session record, and put in place what comes of it."""
+    record, part = scratch / "classes.list", scratch / archive.path.name
+    settings = {
+        "spark.driver.extraClassPath": archive.class_path,
+        "spark.driver.extraJavaOptions": joined(archive.options_to_record(record, part)),
+    }
+    with environment({CLASS_PATH: archive.class_path}):
+        spark = session(
+            app="penstock training",
+            cores=2,
+            driver_memory="512m",
+            scratch=scratch / "spark",
+            settings=settings,
+            fast_start=False,
+        )
+    try:
+        work(spark, scratch)
+    except BaseException:
+        stop(spark, patience=0.0)  # what it would write is worth nothing
+        raise
+    stop(spark, patience=LONGEST)
+    if command := archive.command_to_assemble(record, part):
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+    part.replace(archive.path)
+
+
+def work(spark: SparkSession, scratch: Path, seconds: float = _SECONDS_OF_WORK) -> None:
+    """What pipelines do, again and again."""
+    spark.dataSource.register(_Numbers)
+    end = time.monotonic() + seconds
+    rounds = 0
+    while rounds == 0 or time.monotonic() < end:
+        _stream(spark, scratch / f"checkpoint-{rounds}")
+        rounds += 1
+
+
+def _stream(spark: SparkSession, checkpoint: Path) -> None:
+    def each(batch: DataFrame, number: int) -> None:
+        parsed = batch.selectExpr("parse_json(text) AS data")
+        some = parsed.where("try_variant_get(data, '$.id', 'double') > 300").selectExpr(
+            "to_json(data) AS text"
+        )
+        some.mapInArrow(_through, "text STRING").toArrow()
+        tasks = spark.sparkContext.defaultParallelism
+        spark.range(0, tasks, 1, tasks).mapInArrow(_nothing, "report STRING").collect()
+
+    query = spark.readStream.format("penstock-training").load().writeStream.foreachBatch(each)
+    query = query.trigger(availableNow=True).option("checkpointLocation", str(checkpoint))
+    query.start().awaitTermination()
+
+
+class _Numbers(DataSource):
+    """A thousand rows of JSON, as a stream."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "penstock-training"
+
+    def schema(self) -> str:
+        return "text STRING"
+
+    def streamReader(self, schema: object) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        return _Reader()
+
+
+class _Reader(DataSourceStreamReader):
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+        return {"next": 0}
+
+    def latestOffset(self, start: object = None, limit: object = None) -> dict[str, int]:  # noqa: N802 - Spark's name
+        return {"next": 1000}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        return [InputPartition((start["next"], end["next"]))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        first, end = partition.value
+        yield pa.record_batch({"text": [f'{{"id": {number}}}' for number in range(first, end)]})
+
+
+def _through(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+def _nothing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        pass
+    return iter(())
+
+
+def _limit(archive: Archive) -> None:
+    def over(*_: object) -> None:
+        archive.failed()
+        os.killpg(0, signal.SIGKILL)
+
+    signal.signal(signal.SIGALRM, over)
+    signal.alarm(LONGEST)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
