@@ -3,62 +3,91 @@
     shop.source("db", a.sqlite(uri="sqlite://shop.db"), ns="orders|items")
 
 Settings are checked here, when the pipeline file is read; nothing connects. Nothing in this package imports
-PySpark or, before a task stages rows, PyArrow.
+PySpark or, before a task stages rows, PyArrow; and the module of an adaptor is loaded when one is made: every process
+of a run, and of Spark for it, needs one or two of them.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from penstock.adaptors.base import Adaptor
-from penstock.adaptors.connector import Connector
-from penstock.adaptors.delta import Delta
-from penstock.adaptors.discard import Discard
-from penstock.adaptors.elasticsearch import Elasticsearch
-from penstock.adaptors.file import File
-from penstock.adaptors.generate import Generate
-from penstock.adaptors.http import Http
-from penstock.adaptors.iceberg import Iceberg
-from penstock.adaptors.immortal import Immortal
-from penstock.adaptors.jdbc import Jdbc
-from penstock.adaptors.kafka import Kafka
-from penstock.adaptors.mongodb import MongoDb
-from penstock.adaptors.mysql import MySql
-from penstock.adaptors.nats import Nats
-from penstock.adaptors.postgres import Postgres
-from penstock.adaptors.rabbitmq import RabbitMq
-from penstock.adaptors.redis import Redis
-from penstock.adaptors.s3 import S3
-from penstock.adaptors.sqlite import Sqlite
-from penstock.adaptors.tcp import Tcp
 from penstock.base.settings import load
 
-ALL: Mapping[str, type[Adaptor]] = {
-    kind.name: kind
-    for kind in (
-        Connector,
-        Delta,
-        Discard,
-        Elasticsearch,
-        File,
-        Generate,
-        Http,
-        Iceberg,
-        Immortal,
-        Jdbc,
-        Kafka,
-        MongoDb,
-        MySql,
-        Nats,
-        Postgres,
-        RabbitMq,
-        Redis,
-        S3,
-        Sqlite,
-        Tcp,
-    )
+if TYPE_CHECKING:
+    from penstock.adaptors.base import Adaptor
+    from penstock.adaptors.connector import Connector
+    from penstock.adaptors.delta import Delta
+    from penstock.adaptors.discard import Discard
+    from penstock.adaptors.elasticsearch import Elasticsearch
+    from penstock.adaptors.file import File
+    from penstock.adaptors.generate import Generate
+    from penstock.adaptors.http import Http
+    from penstock.adaptors.iceberg import Iceberg
+    from penstock.adaptors.immortal import Immortal
+    from penstock.adaptors.jdbc import Jdbc
+    from penstock.adaptors.kafka import Kafka
+    from penstock.adaptors.mongodb import MongoDb
+    from penstock.adaptors.mysql import MySql
+    from penstock.adaptors.nats import Nats
+    from penstock.adaptors.postgres import Postgres
+    from penstock.adaptors.rabbitmq import RabbitMq
+    from penstock.adaptors.redis import Redis
+    from penstock.adaptors.s3 import S3
+    from penstock.adaptors.sqlite import Sqlite
+    from penstock.adaptors.tcp import Tcp
+
+    ALL: Mapping[str, type[Adaptor]]
+    """Every built-in adaptor by its name, for `about`, `init` and YAML."""
+
+_KINDS = {
+    "connector": "Connector",
+    "delta": "Delta",
+    "discard": "Discard",
+    "elasticsearch": "Elasticsearch",
+    "file": "File",
+    "generate": "Generate",
+    "http": "Http",
+    "iceberg": "Iceberg",
+    "immortal": "Immortal",
+    "jdbc": "Jdbc",
+    "kafka": "Kafka",
+    "mongodb": "MongoDb",
+    "mysql": "MySql",
+    "nats": "Nats",
+    "postgres": "Postgres",
+    "rabbitmq": "RabbitMq",
+    "redis": "Redis",
+    "s3": "S3",
+    "sqlite": "Sqlite",
+    "tcp": "Tcp",
 }
-"""Every built-in adaptor by its name, for `about` and `init`."""
+
+
+class _Package(ModuleType):
+    """A package in which importing a module leaves the function of the same name where it is."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _KINDS and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> object:
+    if name == "ALL":
+        found = {kind.name: kind for kind in map(_kind, _KINDS)}
+        globals()["ALL"] = found
+        return found
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def _kind(module: str) -> Any:
+    return getattr(importlib.import_module(f"{__name__}.{module}"), _KINDS[module])
 
 
 def connector(**settings: object) -> Connector:
@@ -66,32 +95,38 @@ def connector(**settings: object) -> Connector:
 
     As a sink each batch is one transaction there: `connector(sink="localhost:7200", cookie="${COOKIE}")`.
     """
-    return load("adaptor 'connector'", Connector, settings)
+    made: Connector = load("adaptor 'connector'", _kind("connector"), settings)
+    return made
 
 
 def delta(**settings: object) -> Delta:
     """Tables of Delta Lake, through Spark's connector, as source or sink: `delta(uri="s3a://lake/shop")`."""
-    return load("adaptor 'delta'", Delta, settings)
+    made: Delta = load("adaptor 'delta'", _kind("delta"), settings)
+    return made
 
 
 def discard(**settings: object) -> Discard:
     """A sink that counts and keeps nothing: `discard()`."""
-    return load("adaptor 'discard'", Discard, settings)
+    made: Discard = load("adaptor 'discard'", _kind("discard"), settings)
+    return made
 
 
 def elasticsearch(**settings: object) -> Elasticsearch:
     """The indices of Elasticsearch or OpenSearch, as source or sink: `elasticsearch(uri="https://search:9200")`."""
-    return load("adaptor 'elasticsearch'", Elasticsearch, settings)
+    made: Elasticsearch = load("adaptor 'elasticsearch'", _kind("elasticsearch"), settings)
+    return made
 
 
 def file(**settings: object) -> File:
     """Files of JSON lines, CSV or Parquet, as source or sink: `file(uri="file://audit.jsonl")`."""
-    return load("adaptor 'file'", File, settings)
+    made: File = load("adaptor 'file'", _kind("file"), settings)
+    return made
 
 
 def generate(**settings: object) -> Generate:
     """A source of numbered test data: `generate(count=1000, namespaces=["a", "b"])`."""
-    return load("adaptor 'generate'", Generate, settings)
+    made: Generate = load("adaptor 'generate'", _kind("generate"), settings)
+    return made
 
 
 def http(**settings: object) -> Http:
@@ -99,72 +134,86 @@ def http(**settings: object) -> Http:
 
     As a source it can also be posted to: `http(listen="0.0.0.0:8080", token="${TOKEN}")`.
     """
-    return load("adaptor 'http'", Http, settings)
+    made: Http = load("adaptor 'http'", _kind("http"), settings)
+    return made
 
 
 def iceberg(**settings: object) -> Iceberg:
     """Tables of Apache Iceberg, through Spark's connector, as source or sink: `iceberg(catalog="lake")`."""
-    return load("adaptor 'iceberg'", Iceberg, settings)
+    made: Iceberg = load("adaptor 'iceberg'", _kind("iceberg"), settings)
+    return made
 
 
 def immortal(**settings: object) -> Immortal:
     """An immortal, as source or sink: `immortal(uri="127.0.0.1:8400", method="on_message")`."""
-    return load("adaptor 'immortal'", Immortal, settings)
+    made: Immortal = load("adaptor 'immortal'", _kind("immortal"), settings)
+    return made
 
 
 def jdbc(**settings: object) -> Jdbc:
     """The tables of any database with a JDBC driver, through Spark: `jdbc(uri="jdbc:oracle:thin:@db:1521/shop")`."""
-    return load("adaptor 'jdbc'", Jdbc, settings)
+    made: Jdbc = load("adaptor 'jdbc'", _kind("jdbc"), settings)
+    return made
 
 
 def kafka(**settings: object) -> Kafka:
     """The topics of Apache Kafka, as source or sink: `kafka(uri="kafka://broker:9092", tail=True)`."""
-    return load("adaptor 'kafka'", Kafka, settings)
+    made: Kafka = load("adaptor 'kafka'", _kind("kafka"), settings)
+    return made
 
 
 def mongodb(**settings: object) -> MongoDb:
     """The collections of MongoDB, as source or sink: `mongodb(uri="mongodb://db/shop?replicaSet=rs0", tail=True)`."""
-    return load("adaptor 'mongodb'", MongoDb, settings)
+    made: MongoDb = load("adaptor 'mongodb'", _kind("mongodb"), settings)
+    return made
 
 
 def mysql(**settings: object) -> MySql:
     """The tables of MySQL or MariaDB: `mysql(uri="mysql://penstock:${PASSWORD}@db/shop", tail=True)`."""
-    return load("adaptor 'mysql'", MySql, settings)
+    made: MySql = load("adaptor 'mysql'", _kind("mysql"), settings)
+    return made
 
 
 def nats(**settings: object) -> Nats:
     """The streams of NATS JetStream, as source or sink: `nats(uri="nats://localhost:4222", tail=True)`."""
-    return load("adaptor 'nats'", Nats, settings)
+    made: Nats = load("adaptor 'nats'", _kind("nats"), settings)
+    return made
 
 
 def postgres(**settings: object) -> Postgres:
     """The tables of a PostgreSQL database: `postgres(uri="postgresql://penstock:${PASSWORD}@db/shop", tail=True)`."""
-    return load("adaptor 'postgres'", Postgres, settings)
+    made: Postgres = load("adaptor 'postgres'", _kind("postgres"), settings)
+    return made
 
 
 def rabbitmq(**settings: object) -> RabbitMq:
     """The queues and exchanges of RabbitMQ: `rabbitmq(uri="amqp://localhost:5672/", queues=["orders"])`."""
-    return load("adaptor 'rabbitmq'", RabbitMq, settings)
+    made: RabbitMq = load("adaptor 'rabbitmq'", _kind("rabbitmq"), settings)
+    return made
 
 
 def redis(**settings: object) -> Redis:
     """The streams of Redis or Valkey, as source or sink: `redis(uri="redis://localhost:6379/0", tail=True)`."""
-    return load("adaptor 'redis'", Redis, settings)
+    made: Redis = load("adaptor 'redis'", _kind("redis"), settings)
+    return made
 
 
 def s3(**settings: object) -> S3:
     """Files under a prefix of a bucket, as source or sink: `s3(uri="s3://lake/orders/", watch=True)`."""
-    return load("adaptor 's3'", S3, settings)
+    made: S3 = load("adaptor 's3'", _kind("s3"), settings)
+    return made
 
 
 def sqlite(**settings: object) -> Sqlite:
     """The tables of a SQLite database, as source: `sqlite(uri="sqlite://shop.db")`."""
-    return load("adaptor 'sqlite'", Sqlite, settings)
+    made: Sqlite = load("adaptor 'sqlite'", _kind("sqlite"), settings)
+    return made
 
 
 def tcp(**settings: object) -> Tcp:
     """Lines of JSON over a plain TCP connection, as sink: `tcp(uri="tcp://localhost:9000")`."""
-    return load("adaptor 'tcp'", Tcp, settings)
+    made: Tcp = load("adaptor 'tcp'", _kind("tcp"), settings)
+    return made
 
 
 __all__ = [

@@ -1,10 +1,10 @@
 """The session whose JVM records the start-up archive: `python -m penstock.spark.training SCRATCH ARCHIVE`.
 
 Started in the background by `penstock.spark.archive`, in a process group of its own. It does for a few seconds what
-every pipeline does: streaming queries over a data source in Python, whose batches go through a little SQL and Python
-workers. It needs no journal and no network. What only some pipelines do is left out: an AOT cache is loaded as a whole,
-so each of its classes costs all of them. The archive appears whole, by a rename, or the exit code is not 0. After
-`LONGEST` seconds everything of it is killed, which counts as a failure.
+every pipeline does: streaming queries that tick, with batches that go through Python workers and a little SQL. It
+needs no journal and no network. What only some pipelines do is left out: an AOT cache is loaded as a whole, so each of
+its classes costs all of them. The archive appears whole, by a rename, or the exit code is not 0. After `LONGEST`
+seconds everything of it is killed, which counts as a failure.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from penstock.spark.archive import LONGEST, Archive, archive_for
 from penstock.spark.java import CLASS_PATH, cache_dir, find_java
@@ -29,6 +29,7 @@ from penstock.spark.session import SPARK_HOME, session, stop
 
 # Enough for the JVM to have profiles of what runs at every start.
 _SECONDS_OF_WORK = 6.0
+_BATCHES = 3
 
 
 def main(scratch: Path, path: Path) -> None:
@@ -72,7 +73,6 @@ def record(archive: Archive, scratch: Path) -> None:
 
 def work(spark: SparkSession, scratch: Path, seconds: float = _SECONDS_OF_WORK) -> None:
     """What pipelines do, again and again."""
-    spark.dataSource.register(_Numbers)
     end = time.monotonic() + seconds
     rounds = 0
     while rounds == 0 or time.monotonic() < end:
@@ -81,47 +81,31 @@ def work(spark: SparkSession, scratch: Path, seconds: float = _SECONDS_OF_WORK) 
 
 
 def _stream(spark: SparkSession, checkpoint: Path) -> None:
-    def each(batch: DataFrame, number: int) -> None:
-        parsed = batch.selectExpr("parse_json(text) AS data")
-        some = parsed.where("try_variant_get(data, '$.id', 'double') > 300").selectExpr(
-            "to_json(data) AS text"
-        )
-        some.mapInArrow(_through, "text STRING").toArrow()
-        tasks = spark.sparkContext.defaultParallelism
-        spark.range(0, tasks, 1, tasks).mapInArrow(_nothing, "report STRING").collect()
+    """A query that ticks, and a few batches of it: one that Python alone looks at, one with a little SQL."""
+    enough = threading.Event()
+    tasks = spark.sparkContext.defaultParallelism
 
-    query = spark.readStream.format("penstock-training").load().writeStream.foreachBatch(each)
-    query = query.trigger(availableNow=True).option("checkpointLocation", str(checkpoint))
-    query.start().awaitTermination()
+    def each(tick: DataFrame, number: int) -> None:
+        numbers = spark.range(0, tasks, 1, tasks)
+        numbers.mapInArrow(_nothing, "report STRING").collect()
+        parsed = numbers.mapInArrow(_documents, "text STRING").selectExpr("parse_json(text) AS data")
+        some = parsed.where("try_variant_get(data, '$.id', 'double') > 300")
+        some.selectExpr("to_json(data) AS text").mapInArrow(_through, "text STRING").toArrow()
+        if number >= _BATCHES:
+            enough.set()
 
-
-class _Numbers(DataSource):
-    """A thousand rows of JSON, as a stream."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "penstock-training"
-
-    def schema(self) -> str:
-        return "text STRING"
-
-    def streamReader(self, schema: object) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        return _Reader()
+    ticks = spark.readStream.format("rate-micro-batch").options(rowsPerBatch="1", numPartitions="1").load()
+    query = ticks.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint)).start()
+    while query.isActive and not enough.wait(0.1):
+        pass
+    query.stop()
+    if (error := query.exception()) is not None:
+        raise error
 
 
-class _Reader(DataSourceStreamReader):
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        return {"next": 0}
-
-    def latestOffset(self, start: object = None, limit: object = None) -> dict[str, int]:  # noqa: N802 - Spark's name
-        return {"next": 1000}
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        return [InputPartition((start["next"], end["next"]))]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        first, end = partition.value
-        yield pa.record_batch({"text": [f'{{"id": {number}}}' for number in range(first, end)]})
+def _documents(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        yield pa.record_batch({"text": [f'{{"id": {number}}}' for number in range(1000)]})
 
 
 def _through(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
