@@ -3,7 +3,8 @@
     python benchmarks/pipeline.py [--documents 1000000] [--rounds 3] [--only copy,rows,latency,crash] [--json]
 
     copy      documents of about 200 bytes from a file of JSON lines into another: as they are, with `pick`, with `js`;
-              beside it Spark reading the text, doing the same to it and writing text, with no log and no offsets
+              beside it Spark reading the text, doing the same to it and writing text, with no log and no offsets;
+              plain copies also by a streaming query of Spark's, and into one synced file
     rows      the log into Spark's noop sink, beside the same rows from Parquet and from JSON text
     latency   at 1,000 messages a second: from the making of a message to the commit of the batch that held it
     crash     from `kill -9` of a run to the first commit of the next one, Spark's start included
@@ -95,6 +96,8 @@ def copies(root: Path, spark: SparkSession, documents: int, rounds: int) -> dict
         figures[f"{name}_documents_per_second"] = documents / with_log
         figures[f"{name}_spark_alone_per_second"] = documents / alone
         figures[f"{name}_ratio"] = alone / with_log
+    figures["none_spark_alone_streamed_per_second"] = documents / seconds["none alone, streamed"]
+    figures["none_ratio_to_streamed"] = seconds["none alone, streamed"] / seconds["none"]
     figures["none_spark_alone_one_synced_file_per_second"] = documents / seconds["none alone, synced"]
     figures["none_ratio_to_one_synced_file"] = seconds["none alone, synced"] / seconds["none"]
     return figures
@@ -104,11 +107,15 @@ def copy_cases(root: Path, spark: SparkSession, documents: int) -> dict[str, Cal
     """Each function, and none, by name; and the same by Spark alone.
 
     Spark alone leaves a file for each task, and what it wrote in the memory of the machine. What is left by Penstock is
-    one file, in order, on the disk: to copy into that is a case of its own.
+    one file, in order, on the disk: to copy into that is a case of its own. So is a streaming query of Spark's, which
+    notes what it has read and written: a job that is run once knows nothing of what it did when it is killed.
     """
     given = root / "in.jsonl"
     with given.open("w") as file:
         file.writelines(document(i) + "\n" for i in range(documents))
+    watched = root / "watched"
+    watched.mkdir()
+    (watched / "in.jsonl").hardlink_to(given)
     turns = iter(range(1000))
 
     def penstock(function: Callable[[], Function] | None) -> Callable[[], float]:
@@ -147,9 +154,24 @@ def copy_cases(root: Path, spark: SparkSession, documents: int) -> dict[str, Cal
 
         return work
 
+    def streamed() -> float:
+        """What a data engineer runs who wants each document once: a streaming query, with its checkpoint."""
+        out = root / f"streamed-{next(turns)}"
+
+        def copy() -> None:
+            lines = spark.readStream.text(str(watched))
+            writer = lines.writeStream.format("text").option("checkpointLocation", str(out / "checkpoint"))
+            query = writer.option("path", str(out / "files")).trigger(availableNow=True).start()
+            query.awaitTermination()
+
+        seconds = timed(copy)
+        shutil.rmtree(out)
+        return seconds
+
     return {
         "none": penstock(None),
         "none alone": bare(lambda df: df),
+        "none alone, streamed": streamed,
         "none alone, synced": bare(lambda df: df.coalesce(1), _synced),
         "pick": penstock(lambda: f.pick(fields=list(FIELDS))),
         "pick alone": bare(_picked),
