@@ -22,10 +22,10 @@ from tests.adaptors.packed import messages_of
 
 from penstock import adaptors as a
 from penstock.adaptors.base import Batch
-from penstock.adaptors.file.reading import BadLineError, FileChangedError, Reading
 from penstock.adaptors.file.stdio import StdinSource
 from penstock.adaptors.formats import csvrecords, ledger, walks
 from penstock.adaptors.formats.ledger import Entry, Ledger
+from penstock.adaptors.formats.reading import BadLineError, FileChangedError, Reading
 from penstock.base.errors import CorruptError, UsageError
 from penstock.log.message import MessageOffset, Mode, Resume
 from penstock.log.schema import Kind

@@ -17,8 +17,8 @@ from tests.adaptors.packed import messages_of
 from penstock import adaptors as a
 from penstock.adaptors.base import Batch
 from penstock.adaptors.file import source as file_source
-from penstock.adaptors.file.reading import BadLineError, FileChangedError
 from penstock.adaptors.formats import lines, walks
+from penstock.adaptors.formats.reading import BadLineError, FileChangedError
 from penstock.base.errors import AwayError, UsageError
 from penstock.log.message import MessageOffset, Mode, Op, Position, Resume
 

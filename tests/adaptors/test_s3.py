@@ -22,8 +22,8 @@ from tests.journal.s3 import SECRET, S3Server, aws_environment, s3_server
 
 from penstock import adaptors as a
 from penstock.adaptors.base import Guarantee, Publisher, Sink, Stage, Staged
-from penstock.adaptors.file.reading import FileChangedError
 from penstock.adaptors.formats import walks
+from penstock.adaptors.formats.reading import FileChangedError
 from penstock.adaptors.s3 import objects as s3_objects
 from penstock.adaptors.s3.places import S3Target
 from penstock.base.errors import AwayError, UsageError

@@ -19,7 +19,6 @@ from typing import ClassVar, Literal
 from penstock.adaptors.base import Adaptor, Sink, Source
 from penstock.adaptors.file.directory import LocalFolder, is_pattern
 from penstock.adaptors.file.partition_local import LocalTarget
-from penstock.adaptors.file.reading import Form, Reading, form_of
 from penstock.adaptors.file.sink import FileSink, FileStager
 from penstock.adaptors.file.source import FileSource
 from penstock.adaptors.file.stdio import StdinSource, StdoutSink
@@ -30,6 +29,7 @@ from penstock.adaptors.formats.folder import FolderSource, namespace_of
 from penstock.adaptors.formats.linewriter import Writing
 from penstock.adaptors.formats.partition_sink import PartitionedSink
 from penstock.adaptors.formats.partition_stage import Layout
+from penstock.adaptors.formats.reading import Form, Reading, form_of
 from penstock.adaptors.uri import absolute, path_of
 from penstock.base.errors import UsageError
 from penstock.base.settings import setting

@@ -20,11 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.adaptors.away import os_error, telling
-from penstock.adaptors.file.reading import FileChangedError
 from penstock.adaptors.file.source import opened
 from penstock.adaptors.formats.contents import Content, LocalContent
 from penstock.adaptors.formats.folder import Folder
 from penstock.adaptors.formats.ledger import Entry
+from penstock.adaptors.formats.reading import FileChangedError
 from penstock.base.errors import UsageError
 
 _UNFINISHED = (".tmp", ".partial")

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from penstock.adaptors.away import os_error, telling
 from penstock.adaptors.base import Batch, Source, refuse_conditions
-from penstock.adaptors.file.reading import (
+from penstock.adaptors.formats.contents import LocalContent
+from penstock.adaptors.formats.reading import (
     ANOTHER_FILE,
     BadLineError,
     Batches,
@@ -29,7 +30,6 @@ from penstock.adaptors.file.reading import (
     OpenFile,
     Reading,
 )
-from penstock.adaptors.formats.contents import LocalContent
 from penstock.base.errors import UsageError
 from penstock.log.message import Mode, Resume
 

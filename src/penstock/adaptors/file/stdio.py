@@ -28,8 +28,8 @@ from penstock.adaptors.base import (
     Stager,
     refuse_conditions,
 )
-from penstock.adaptors.file.reading import Batches, OpenFile, Reading
 from penstock.adaptors.formats.contents import Content
+from penstock.adaptors.formats.reading import Batches, OpenFile, Reading
 from penstock.adaptors.formats.walks import BLOCK
 from penstock.log.message import Mode, Resume
 

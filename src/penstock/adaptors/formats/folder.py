@@ -17,9 +17,9 @@ from contextlib import AbstractContextManager
 import msgspec
 
 from penstock.adaptors.base import Batch, Source, refuse_conditions
-from penstock.adaptors.file.reading import Batches, FileChangedError, OpenFile, Reading
 from penstock.adaptors.formats.contents import Content, bare_name
 from penstock.adaptors.formats.ledger import Entry, FileOrder, Kept, Ledger
+from penstock.adaptors.formats.reading import Batches, FileChangedError, OpenFile, Reading
 from penstock.base.errors import UsageError
 from penstock.log.message import Mode, Resume
 

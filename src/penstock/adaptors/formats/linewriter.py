@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from penstock.adaptors.base import Refusal
-from penstock.adaptors.file.reading import Form
 from penstock.adaptors.formats.contents import Codec
+from penstock.adaptors.formats.reading import Form
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from penstock.adaptors.base import Adaptor, Sink, Source
-from penstock.adaptors.file.reading import Reading
 from penstock.adaptors.formats.csvwalk import TYPES, CsvFormat
 from penstock.adaptors.formats.folder import FolderSource
 from penstock.adaptors.formats.partition_sink import PartitionedSink
 from penstock.adaptors.formats.partition_stage import Layout
+from penstock.adaptors.formats.reading import Reading
 from penstock.adaptors.s3.places import S3Folder, S3Target
 from penstock.base.errors import UsageError
 from penstock.base.settings import setting

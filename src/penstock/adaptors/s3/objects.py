@@ -13,9 +13,9 @@ from contextlib import contextmanager
 import obstore
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-from penstock.adaptors.file.reading import FileChangedError
 from penstock.adaptors.formats.contents import Content
 from penstock.adaptors.formats.ledger import Entry
+from penstock.adaptors.formats.reading import FileChangedError
 from penstock.base.errors import AwayError, PenstockError, UsageError
 from penstock.journal.objectstores import PAGE, UNTRUSTED, ObjectStore
 

@@ -1,0 +1,35 @@
+"""Every module of an adaptor can be the first that a process loads: nobody loads all of them in a given order."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import importlib, pathlib, os, sys
+import numpy, pyarrow.compute, psycopg, pymysql, pymongo, redis, confluent_kafka, urllib3, pika, nats
+import penstock.connector.source, penstock.connector.worker, penstock.immortal.binding, penstock.journal.client
+import penstock.log.commitlog, penstock.log.offsets, penstock.log.packing, penstock.log.schema
+import penstock
+
+assert not [name for name in sys.modules if name.startswith("penstock.adaptors")]
+root = pathlib.Path(penstock.__path__[0])
+files = sorted((root / "adaptors").rglob("*.py"))
+assert len(files) > 100
+for file in files:
+    name = ".".join(("penstock", *file.relative_to(root).with_suffix("").parts)).removesuffix(".__init__")
+    child = os.fork()
+    if child == 0:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            print(name, repr(error), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+print("tried")
+"""
+
+
+def test_every_module_of_an_adaptor_can_be_loaded_first() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr[-2000:]) == ("tried\n", "")
