@@ -113,7 +113,7 @@ class Batches:
     def give(self, end: int) -> None:
         """The next batch, as Spark gives it."""
         point = self.here.log.reader.seek(end)
-        self.runner._planner.upcoming = lambda begin: point  # type: ignore[method-assign]
+        self.runner._upcoming.planner.upcoming = lambda begin: point  # type: ignore[method-assign]
         self.runner(SimpleNamespace(sparkSession=None), 0)  # type: ignore[arg-type]  # nobody needs Spark
 
     def end_query(self) -> None:

@@ -40,7 +40,7 @@ def ticking(batches: Batches) -> threading.Thread:
 
 def until_waiting(batches: Batches) -> None:
     deadline = time.monotonic() + PATIENCE
-    while batches.runner._halt._call is None and time.monotonic() < deadline:
+    while batches.runner._upcoming._halt._call is None and time.monotonic() < deadline:
         time.sleep(0.001)
     assert not batches.runner.busy
 
@@ -55,7 +55,7 @@ def test_a_tick_takes_all_that_is_there(batches: Batches) -> None:
         return list(real(work))
 
     batches.runner._staged = staged  # type: ignore[assignment]
-    planner = batches.runner._planner
+    planner = batches.runner._upcoming.planner
     seek = batches.here.log.reader.seek
     planner.upcoming = lambda begin: seek(begin.offset + 10)  # type: ignore[method-assign]
     batches.runner(TICK, 0)  # type: ignore[arg-type]
@@ -68,8 +68,8 @@ def test_a_tick_takes_all_that_is_there(batches: Batches) -> None:
 def test_a_tick_that_waits_for_more_lets_go_when_there_is_to_be_no_batch(batches: Batches, how: str) -> None:
     batches.give(30)
     batches.runner._overlap.wait()
-    del batches.runner._planner
-    batches.runner._planner.patience = 600.0
+    del batches.runner._upcoming.planner
+    batches.runner._upcoming.planner.patience = 600.0
     thread = ticking(batches)
     until_waiting(batches)
     if how == "stop":
@@ -87,7 +87,7 @@ def test_what_cannot_be_planned_is_the_failure_of_the_sink(batches: Batches) -> 
     def lost(begin: LogPoint) -> LogPoint:
         raise OSError(5, "Input/output error")
 
-    batches.runner._planner.upcoming = lost  # type: ignore[method-assign]
+    batches.runner._upcoming.planner.upcoming = lost  # type: ignore[method-assign]
     with pytest.raises(OSError, match="Input/output"):
         batches.runner(TICK, 0)  # type: ignore[arg-type]
     assert isinstance(batches.runner.failure, OSError)

@@ -43,7 +43,6 @@ from penstock.base import faults
 from penstock.base.errors import CorruptError, RefusedError, UsageError
 from penstock.base.secrets import mask
 from penstock.functions.chain import Step, StepCount
-from penstock.journal.client import Halt
 from penstock.log.message import ByteOffset, MessageOffset
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.ownership import InDoubtError
@@ -57,13 +56,13 @@ from penstock.spark.singlejob import SingleJobs
 from penstock.spark.staging import AccountError, Staging
 from penstock.spark.tasks import LogRead, Task
 from penstock.spark.transform import BURIED_AT_ONCE, REPORTED_REFUSALS, FrameStep, segments, summed
+from penstock.spark.upcoming import Upcoming
 from penstock.spark.work import GivenRows, LoggedRows, Spent, Work, highest, last_told, refusals_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.functions.chain import NamespaceMatcher
-    from penstock.spark.planning import RecordPlanner
 
 log = logging.getLogger(__name__)
 
@@ -138,9 +137,7 @@ class BatchRunner:
         """Below this are all messages that the target can have, as far as we know."""
         self._busy = threading.Lock()
         self._stopping = False
-        self._halt = Halt()
-        """Ends the wait for the next batch, whenever there is to be none."""
-        self._hurry = Halt()
+        self._upcoming = Upcoming(self._read)
         self.offsets = claim()
         self.at = LogPoint(MessageOffset(self.offsets.state.commit.watermark), ByteOffset(0))
         """Where the next batch begins."""
@@ -165,8 +162,7 @@ class BatchRunner:
         self._overlap.forget()
         self.failure = None
         self._stopping = False
-        self._halt.clear()
-        self._hurry.clear()
+        self._upcoming.resume()
         self._open(log_end)
 
     @property
@@ -237,12 +233,11 @@ class BatchRunner:
     def ask_to_stop(self) -> None:
         """Let no further batch begin."""
         self._stopping = True
-        self._halt.ask()
-        self._hurry.ask()
+        self._upcoming.halt()
 
     def hurry(self) -> None:
         """Nothing more comes into the log: no batch needs to wait for it."""
-        self._hurry.ask()
+        self._upcoming.hurry()
 
     def stop(self, patience: float) -> bool:
         """Let no further batch begin, and wait for the one under way; False if it takes too long."""
@@ -305,21 +300,22 @@ class BatchRunner:
         self._turn(tick.sparkSession)
         while time.monotonic() < until and self._more():
             self._turn(tick.sparkSession)
-        if self._halt.asked:  # Spark ticks on until somebody ends the query
+        if self._upcoming.halted:  # Spark ticks on until somebody ends the query
             self._overlap.wait()
             time.sleep(_TICK)
 
     def _turn(self, spark: SparkSession) -> None:
         """One batch, unless there is to be none."""
+        begin = self.at
         with self._failing():
-            end = self._awaited()
+            end = self._upcoming.end(begin)
         with self._busy, self._failing():
-            if end is not None and not self._stopping:
+            if end is not None and not self._stopping and self.at == begin:
                 self._run(spark, end)
 
     def _more(self) -> bool:
         with self._failing():
-            return not self._halt.asked and self._planner.head() > self.at.byte
+            return self._upcoming.more(self.at)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -333,8 +329,7 @@ class BatchRunner:
     def failed(self, error: BaseException) -> None:
         """The first failure is the one to tell: that of a batch is the end of those behind it."""
         self.failure = self.failure or error
-        self._halt.ask()
-        self._hurry.ask()
+        self._upcoming.halt()
 
     def catch_up(self, frame: DataFrame, end: LogPoint) -> bool:
         """Deliver messages that no query will give: those that compaction has set apart. False if we are to stop."""
@@ -345,28 +340,10 @@ class BatchRunner:
             self.at = end
         return True
 
-    @functools.cached_property
-    def _planner(self) -> RecordPlanner:
-        """Made for the first batch: a run that has none does without the modules of Spark that it needs."""
-        from penstock.spark.planning import RecordPlanner
-
-        planner = RecordPlanner(self._read, stream=True)
-        planner.halt, planner.hurry = self._halt, self._hurry
-        return planner
-
-    def _awaited(self) -> LogPoint | None:
-        """Where the next batch ends, once there is something for it; None if there is to be none."""
-        while not self._halt.asked:
-            with faults.step("plan"):
-                end = self._planner.upcoming(self.at)
-            if end != self.at:
-                return end
-        return None
-
     def _run(self, spark: SparkSession, end: LogPoint) -> None:
         begin = self.at
         if end.offset > begin.offset:
-            read = LogRead(self._read, self._planner.between(begin, end), begin.offset, end.offset)
+            read = LogRead(self._read, self._upcoming.ranges(begin, end), begin.offset, end.offset)
             self._range(Work(LoggedRows(spark, read), begin, end, None, ranges=read.ranges))
         self.at = end
 
@@ -429,7 +406,7 @@ class BatchRunner:
         if work.dead or not work.ranges or len(self._passes) > 1 or self._publisher is None:
             return False
         parts = [task.staged for task in tasks]
-        return self._publisher.overlaps(parts) and self._planner.head() > work.end.byte
+        return self._publisher.overlaps(parts) and self._upcoming.beyond(work.end)
 
     def _told_all(self, tasks: Sequence[Task], refusals: Sequence[Refusal]) -> bool:
         """Whether what is staged holds nothing of a refused message.
