@@ -50,8 +50,10 @@ def test_lines_of_a_file_have_the_byte_behind_them_as_id(tmp_path: Path) -> None
         (13, b"last"),
     ]
     assert read_all(Lines(file), 8) == whole[2:]
+    refused = Lines(file)
     with pytest.raises(CannotSeekError, match="replaced or cut"):
-        Lines(file).seek(14)
+        refused.seek(14)
+    assert refused._file is None, "a file that is not read is not kept open"
 
 
 def test_a_file_that_is_followed_gives_whole_lines_as_they_come(tmp_path: Path) -> None:

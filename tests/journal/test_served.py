@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import threading
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,10 +13,9 @@ import pytest
 
 import penstock.journal.served
 from penstock.base.disk import Disk
-from penstock.base.errors import PenstockError
 from penstock.journal.client import AsyncClient, BrokerGoneError
 from penstock.journal.datadir import DataDir, Lock
-from penstock.journal.embedded import EmbeddedBroker, connect
+from penstock.journal.embedded import EmbeddedBroker
 from penstock.journal.served import Served, served
 from penstock.log.commitlog import journal_spec
 
@@ -31,6 +28,21 @@ from penstock.journal.embedded import EmbeddedBroker
 with EmbeddedBroker(Path(sys.argv[1])):
     print("owned", flush=True)
     time.sleep(600)
+"""
+
+# A process of its own, as commands are: the two kinds of client that gRPC has disturb each other within one.
+LOOKER = """
+import sys, time
+from contextlib import suppress
+from pathlib import Path
+from penstock.base.errors import PenstockError
+from penstock.journal.embedded import connect
+while True:
+    with suppress(PenstockError), connect(Path(sys.argv[1])) as client:  # whom it asks may go meanwhile
+        client.list()
+        print("looked", flush=True)
+        time.sleep(0.1)
+    time.sleep(0.02)
 """
 
 
@@ -76,27 +88,21 @@ def test_commands_that_have_it_one_behind_the_other_do_not_keep_it_from_whoever_
     """As a program that asks for the status every second does, or a test that looks how far things are."""
     monkeypatch.setattr(penstock.journal.served, "PATIENCE", 0.0)
     EmbeddedBroker(tmp_path).stop()
-    over, looked = threading.Event(), threading.Event()
-
-    def look() -> None:
-        while not over.is_set():
-            with suppress(PenstockError), connect(tmp_path) as client:  # whom it asks may go meanwhile
-                client.list()
-                looked.set()
-                over.wait(0.1)
-            over.wait(0.02)
+    looking = subprocess.Popen(
+        [sys.executable, "-c", LOOKER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert looking.stdout is not None
+    assert looking.stdout.readline() == "looked\n"
 
     async def test() -> None:
-        looking = asyncio.create_task(asyncio.to_thread(look))
-        await asyncio.to_thread(looked.wait)
-        try:
-            async with served(tmp_path) as here, asyncio.timeout(penstock.journal.served.ABSENCE - 1):
-                await took(here)
-        finally:
-            over.set()
-            await looking
+        async with served(tmp_path) as here, asyncio.timeout(penstock.journal.served.ABSENCE - 1):
+            await took(here)
 
-    run(test)
+    try:
+        run(test)
+    finally:
+        looking.kill()
+        looking.communicate()
 
 
 def test_an_owner_that_is_soon_back_finds_the_directory_free(

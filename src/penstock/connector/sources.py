@@ -65,16 +65,24 @@ class Lines(Stream):
         self.close()
         self._at, self._rest = point or 0, b""
         self._file = FileIO(self._path)
-        mine = os.fstat(self._file.fileno())
+        try:
+            self._find(self._file)
+        except BaseException:
+            self.close()
+            raise
+
+    def _find(self, file: FileIO) -> None:
+        """Go to where reading begins, if that is still the file and the place that it was."""
+        mine = os.fstat(file.fileno())
         if self._at > mine.st_size:
             raise self._changed(f"has {mine.st_size} bytes")
         if self._known is not None and not os.path.samestat(mine, self._known):
             raise self._changed("is another file now")
-        around = os.pread(self._file.fileno(), 2, self._at - 1) if self._at else b"\n"
+        around = os.pread(file.fileno(), 2, self._at - 1) if self._at else b"\n"
         if len(around) == 2 and b"\n" not in around:
             raise self._changed("ends no line there")
         self._known, self._before = mine, around[:1]
-        self._file.seek(self._at)
+        file.seek(self._at)
 
     def read(self) -> Records:
         return self.lines(whole=not self._follow)
