@@ -171,7 +171,9 @@ def crashed(place: Path, *, kills: int, restarts: int, scale: int, seed: int) ->
         with _traffic(server, rate=100):
             for turn in range(kills):
                 reading, restart = turn < kills // 3, turn % every == every - 1
-                bank.killed_after(draw.uniform(0.0, 4.0), reading=reading, restart=restart)
+                # From when it reads it takes Spark's start, and more than that, to have all accounts copied.
+                life = draw.uniform(0.0, 2.0 if reading else 4.0)
+                bank.killed_after(life, reading=reading, restart=restart)
         bank.finish()
         assert _of(server)["pgbench_history"][0] > 100, "pgbench did hardly anything"
         subprocess.run(
