@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.adaptors.postgres_sink_shop import Shop
@@ -19,10 +20,10 @@ def forgets_secrets() -> Iterator[None]:
     secrets.forget_all()
 
 
-@pytest.fixture
-def shop(postgres_server: PostgresServer) -> Iterator[Shop]:
-    """A schema of the PostgreSQL server, for its sink."""
-    shop = Shop(PostgresTarget(postgres_server))
+@pytest.fixture(params=["tables", "files"])
+def shop(request: pytest.FixtureRequest, postgres_server: PostgresServer, tmp_path: Path) -> Iterator[Shop]:
+    """A schema of the PostgreSQL server, for its sink; whose tasks stage at the server, or also in files."""
+    shop = Shop(PostgresTarget(postgres_server), tmp_path if request.param == "files" else None)
     yield shop
     for writer in shop.writers:
         writer.close()

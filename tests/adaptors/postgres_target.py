@@ -182,10 +182,16 @@ class PostgresTarget(SinkSubject):
 
 
 class Writer:
-    """A sink driven by hand: each call of `write` is a batch, staged in two parts and published."""
+    """A sink driven by hand: each call of `write` is a batch, staged in two parts and published.
 
-    def __init__(self, target: PostgresTarget, name: str = "shop.db", **settings: object) -> None:
+    With a `directory`, what tasks leave there is there for the publisher, too.
+    """
+
+    def __init__(
+        self, target: PostgresTarget, name: str = "shop.db", directory: Path | None = None, **settings: object
+    ) -> None:
         self.target = target
+        self._directory = directory
         self.end = 0
         self.schemas: dict[str, Schema] = {}
         self.sink = a.postgres(**{"uri": target.uri, "own_schema": target.own_schema, **settings}).sink()
@@ -199,7 +205,10 @@ class Writer:
         staged = []
         for begin in range(0, len(messages), max(size, 1)):
             batch = batch_of(messages[begin : begin + size], self.end + ahead + begin)
-            stage = Stage(Path("/nowhere"), f"part{next(_numbers)}", 0, begin=self.end + ahead)
+            stage = Stage(
+                self._directory or Path("/nowhere"), f"part{next(_numbers)}", 0, begin=self.end + ahead,
+                shared=self._directory is not None,
+            )  # fmt: skip
             staged.append(self.sink.stager().stage(stage, iter([batch])))
         return staged
 

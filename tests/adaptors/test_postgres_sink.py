@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
 import psycopg
 import pytest
-from tests.adaptors.postgres_sink_shop import ORDERS, Shop, order
+from tests.adaptors.postgres_sink_shop import ORDERS, Shop, order, told
 from tests.adaptors.postgres_target import PostgresTarget, sent
 from tests.servers.postgres import PostgresServer
 
@@ -44,6 +43,7 @@ def child(id: int, parent: int, op: Op = Op.INSERT) -> Message:
 # Batches that overlap
 
 
+@pytest.mark.parametrize("shop", ["tables"], indirect=True)
 def test_what_is_staged_behind_a_batch_is_left_alone_when_that_is_published(shop: Shop) -> None:
     shop.tables(ORDERS)
     writer = shop.writer()
@@ -58,6 +58,7 @@ def test_what_is_staged_behind_a_batch_is_left_alone_when_that_is_published(shop
     assert not shop.staged(two[0])
 
 
+@pytest.mark.parametrize("shop", ["tables"], indirect=True)
 def test_a_new_publisher_drops_what_was_staged_for_any_batch(shop: Shop) -> None:
     shop.tables(ORDERS)
     writer = shop.writer()
@@ -270,12 +271,13 @@ def test_a_newer_generation_and_a_position_that_moved_are_refused(shop: Shop) ->
         writer.sink.publisher().open(SinkPosition("log", 2, 0))
 
 
+@pytest.mark.parametrize("shop", ["tables"], indirect=True)
 def test_the_staging_of_another_sink_is_left_alone_and_so_is_that_of_a_late_task(shop: Shop) -> None:
     shop.tables(ORDERS)
     one, two = shop.writer(), shop.writer(name="shop.other")
     staged = two.stage(order(7), parts=1)
     late = one.stage(order(8), parts=1)
-    name = msgspec.json.decode(late[0].part)[0]["stage"]
+    name = told(late[0]).tables[0].stage
     with psycopg.connect(shop.target.uri) as busy:
         busy.execute(f"LOCK {shop.target.own_schema}.{name}")
         one.reopen()

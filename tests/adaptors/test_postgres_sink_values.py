@@ -5,14 +5,12 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
 import pyarrow as pa
 import pytest
-from tests.adaptors.postgres_sink_shop import ORDERS, Shop, order
+from tests.adaptors.postgres_sink_shop import ORDERS, Shop, order, told
 from tests.adaptors.postgres_target import sent
 
 from penstock.adaptors.base import SinkPosition, Stage
-from penstock.adaptors.postgres.sink_stage import StagedTable
 from penstock.base.errors import UsageError
 from penstock.log.message import Message, Op
 from penstock.log.schema import Field, Kind, Schema
@@ -288,8 +286,10 @@ def test_tasks_make_a_table_that_the_source_knows_and_stage_its_columns_at_once(
     with ThreadPoolExecutor(4) as tasks:
         made = [tasks.submit(writer.stage, order(n, total=n), parts=1) for n in range(4)]
         parts = [part for one in made for part in one.result()]
-    staged = [table for part in parts for table in msgspec.json.decode(part.part, type=list[StagedTable])]
-    assert [(table.raw, table.rows) for table in staged] == [(False, 1)] * 4
+    if shop.directory is not None:
+        assert [file.rows for part in parts for file in told(part).files] == [1] * 4
+    staged = [table for part in parts for table in told(part).tables]
+    assert [(table.raw, table.rows) for table in staged] == ([(False, 1)] * 4 if not shop.directory else [])
     assert shop.rows(f"count(*) FROM {shop.schema}_made.orders") == [(0,)]
 
 
@@ -311,8 +311,7 @@ def test_of_a_field_that_the_source_does_not_know_all_rows_tell(shop: Shop) -> N
     writer = shop.writer(create_tables=True)
     writer.schemas["shop.orders"] = Schema((Field("id", Kind.INT),), ("id",))
     parts = writer.stage(order(1, total=1), order(2, total=1.5))
-    staged = [table for part in parts for table in msgspec.json.decode(part.part, type=list[StagedTable])]
-    assert all(table.raw for table in staged)
+    assert [table.raw for part in parts for table in told(part).tables] == [True, True]
 
 
 def test_a_table_that_no_schema_describes_gets_types_that_hold_what_came(shop: Shop) -> None:

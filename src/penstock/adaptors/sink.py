@@ -40,7 +40,8 @@ class Stage:
     `directory` is fresh for this batch of this run. `name` is unique to the task attempt. Messages with an
     offset below `skip_below` are already in the target: they count as delivered and are not staged. `plan` is what a
     `Voting` publisher wants its tasks to know; `lane` is which of its sink's lanes the rows belong to. `begin` is the
-    first message of the batch.
+    first message of the batch. `shared` says that what a task leaves in `directory` is there for the publisher, too:
+    both are on one machine.
     """
 
     directory: Path
@@ -49,6 +50,7 @@ class Stage:
     plan: str = ""
     lane: int = 0
     begin: int = 0
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

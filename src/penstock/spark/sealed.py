@@ -79,6 +79,11 @@ class Safe:
         self._sinks: dict[str, Sink] = {}
         self._sealed: dict[str, tuple[int, Sealed]] = {}
 
+    @property
+    def here(self) -> bool:
+        """Whether tasks are on this machine."""
+        return self._directory is not None
+
     def put(self, key: str, sink: Sink) -> None:
         """Keep a sink under the name of its node."""
         self._sinks[key] = sink

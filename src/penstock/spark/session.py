@@ -285,6 +285,9 @@ def _connect(chosen: Mapping[str, str]) -> SparkSession:
         signal.signal(signal.SIGINT, handler)
     # If the JVM dies, whoever waits for it hears of it; a stack trace on the terminal tells nobody anything.
     setattr(context._accumulatorServer, "handle_error", lambda *request: None)  # noqa: B010 - mypy
+    # Queries give this to their tasks. Spark forks workers from a process for each environment that there is: so tasks
+    # that belong to no query, those of a copy, have it too.
+    context.environment["SPARK_SIMPLIFIED_TRACEBACK"] = "1"
     return SparkSession(context)
 
 

@@ -97,6 +97,7 @@ class Staging:
             LogRead(self._options, work.ranges, begin, end, self._sink.lanes) if direct else None,
             plan,
             begin,
+            self._safe.here,
         )
         if direct:
             count = self._sink.lanes or len(work.ranges)

@@ -110,11 +110,13 @@ class StageTask:
         reads: LogRead | None = None,
         plan: str = "",
         begin: int = 0,
+        shared: bool = False,
     ) -> None:
         """What it is given are rows; or, if it `reads` the log itself, the numbers of ranges."""
         self._segment = segment
         self._plan = plan
         self._begin = begin
+        self._shared = shared
         self._reads = reads
         self._sealed = sealed
         self._directory = directory
@@ -133,8 +135,8 @@ class StageTask:
         tally = _Tally(self._limit)
         with discreet(), faults.step("stage"):
             stage = Stage(
-                self._directory, name, self._skip_below, self._plan, context.partitionId(), self._begin
-            )
+                self._directory, name, self._skip_below, self._plan, context.partitionId(), self._begin, self._shared
+            )  # fmt: skip
             staged = self._sealed.open().stager().stage(stage, self._rows(batches, tally))
         by_the_sink = [dataclasses.replace(refusal, node=self._sink) for refusal in staged.refused]
         refused = sorted([*by_the_sink, *tally.refused], key=lambda refusal: refusal.offset)

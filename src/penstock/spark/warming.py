@@ -1,19 +1,18 @@
-"""The first batch's work done once before it, while the query is still being set up.
+"""What the first batch would wait for, done before it, while the query is still being set up.
 
-A query's start is a chain of questions to Python processes, one after the other, which leaves cores idle; only then
-would Spark start the process that it forks workers from, which has a second of modules to load, and meet the code of a
-staging job for the first time. A job of the same form that does nothing has all of this done meanwhile.
+Behind the session's start Spark sets up the query, on one core; only with the first task would it start the process
+that it forks workers from, which has half a second of modules to load. A job of one task that does nothing has that
+done meanwhile. It is none of Spark SQL: a query of its own would take as long to plan as the one that it is to help.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
@@ -28,13 +27,10 @@ def warm_up(spark: SparkSession) -> threading.Thread:
 
 def _run(spark: SparkSession) -> None:
     try:
-        tasks = spark.sparkContext.defaultParallelism
-        spark.range(0, tasks, 1, tasks).mapInArrow(_nothing, "report STRING").collect()
+        spark.sparkContext.parallelize([0], 1).mapPartitions(_nothing).collect()
     except Exception as error:  # noqa: BLE001 - a session that ends meanwhile may raise anything
         log.debug("no warm-up: %s", error)
 
 
-def _nothing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for _ in batches:
-        pass
+def _nothing(rows: Iterable[int]) -> Iterator[int]:
     return iter(())

@@ -1,11 +1,11 @@
 """The writing half of `postgres`: tables that hold what the log says, each message applied exactly once.
 
-Tasks copy rows into staging tables (`postgres_sink_stage`). The publisher applies them in the order of the log and
-moves the sink's position, in one transaction:
+Tasks copy rows into staging tables (`sink_stage`), or, where rows are only added, into files (`sink_file`). The
+publisher applies them in the order of the log and moves the sink's position, in one transaction:
 
 1. the position moves, if it still is where this publisher left it: whoever came in between makes it fail;
-2. tables that are missing are made, if asked to (`postgres_sink_grow`);
-3. the rows are applied (`postgres_sink_apply`), and all constraints hold;
+2. tables that are missing are made, if asked to (`sink_grow`);
+3. the rows are applied (`sink_apply`), and all constraints hold;
 4. staging tables are dropped, and the transaction commits: durable on return.
 
 The position is a row of `positions`, in a schema of Penstock's own, under the name of pipeline and sink. A session
@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,9 +42,10 @@ from penstock.adaptors.base import (
 from penstock.adaptors.continuing import continued
 from penstock.adaptors.needs import need
 from penstock.adaptors.postgres.sink_apply import Application, Staging, Work
+from penstock.adaptors.postgres.sink_file import StagedFile
 from penstock.adaptors.postgres.sink_grow import Grower
 from penstock.adaptors.postgres.sink_session import AGAIN, connect, literal, meaning, quoted, telling
-from penstock.adaptors.postgres.sink_stage import Options, PostgresStager, StagedTable
+from penstock.adaptors.postgres.sink_stage import Options, Part, PostgresStager
 from penstock.adaptors.postgres.sink_table import Name, Table, has_schema, tables_of
 from penstock.base import faults
 from penstock.base.errors import AwayError, PenstockError, UsageError
@@ -79,25 +80,34 @@ class PostgresSink(Sink):
         return PostgresStager(self._named(), self.schemas)
 
     def publisher(self) -> Publisher:
-        return PostgresPublisher(self._named(), self.schemas)
+        return PostgresPublisher(self._named(), self.schemas, self._learn)
 
     def staging(self, scratch: Path) -> Path:
-        """Tasks stage at the server; the directory stays empty."""
+        """For the files of rows that are only added; all others are staged at the server."""
         return scratch
+
+    def _learn(self, not_new: Set[Name]) -> None:
+        if not not_new <= self._options.not_new:
+            self._options = replace(self._options, not_new=self._options.not_new | not_new)
+            self.learnt += 1
 
     def _named(self) -> Options:
         return replace(self._options, name=self.name)
 
 
 class PostgresPublisher(Publisher):
-    """Holds one session, and with it the sink's lock, from `open` to `close`."""
+    """Holds one session, and with it the sink's lock, from `open` to `close`.
 
-    def __init__(self, options: Options, schemas: Schemas) -> None:
+    It tells `learn` of tables to which tasks should not add rows straight.
+    """
+
+    def __init__(self, options: Options, schemas: Schemas, learn: Callable[[Set[Name]], None]) -> None:
         self._options = options
         self._schemas = schemas
+        self._learn = learn
         self._connection: psycopg.Connection[Any] | None = None
         self._at: SinkPosition | None = None
-        self._conflicting: set[Name] = set()
+        self._conflicting = set(options.not_new)
 
     @property
     def _positions(self) -> str:
@@ -132,15 +142,23 @@ class PostgresPublisher(Publisher):
                 if error.sqlstate in AGAIN and attempt < TRIES and not connection.closed:
                     time.sleep(0.05 * 3**attempt)
                     continue
+                if isinstance(
+                    error, driver.DataError
+                ):  # whatever it is, it is to be told of one row, by a task
+                    self._conflicting |= {file.target for file in staged.files}
+                    self._learn(self._conflicting)
                 raise meaning(error, "PostgreSQL did not take the batch") from error
         self._at = position
-        if staged:
+        self._learn(self._conflicting)
+        if staged.tables:
             with faults.step("postgres clear"), telling("cannot clear up behind a batch"):
-                self._clear(connection, upto=max(self._options.begin_of(table.stage) for table in staged))
+                self._clear(
+                    connection, upto=max(self._options.begin_of(table.stage) for table in staged.tables)
+                )
 
     def overlaps(self, parts: Sequence[Staged]) -> bool:
         """Rows that came as they are, since their table is to change, are waited for: the next ones fit it then."""
-        return not any(table.raw for table in _staged(parts))
+        return not any(table.raw for table in _staged(parts).tables)
 
     def close(self) -> None:
         connection, self._connection, self._at = self._connection, None, None
@@ -150,7 +168,7 @@ class PostgresPublisher(Publisher):
     def _transaction(
         self,
         connection: psycopg.Connection[Any],
-        staged: Sequence[StagedTable],
+        staged: Part,
         at: SinkPosition,
         position: SinkPosition,
     ) -> None:
@@ -160,25 +178,28 @@ class PostgresPublisher(Publisher):
             with faults.step("postgres apply"):
                 works = self._works(connection, staged)
                 if works:
-                    Application(connection, works, self._conflicting).apply()
+                    Application(connection, works, self._conflicting, self._options.aside_name).apply()
             with faults.step("postgres drop"):
-                if staged:
-                    names = (quoted(self._options.own_schema, table.stage) for table in staged)
+                if staged.tables:
+                    names = (quoted(self._options.own_schema, table.stage) for table in staged.tables)
                     connection.execute(f"DROP TABLE {', '.join(names)}")
             commit = faults.step("postgres commit")
             commit.__enter__()
         commit.__exit__(None, None, None)
 
-    def _works(self, connection: psycopg.Connection[Any], staged: Sequence[StagedTable]) -> list[Work]:
-        targets = list(dict.fromkeys(table.target for table in staged))
+    def _works(self, connection: psycopg.Connection[Any], staged: Part) -> list[Work]:
+        named = [table.target for table in staged.tables] + [file.target for file in staged.files]
+        targets = list(dict.fromkeys(named))
         known = tables_of(connection, targets)
         stages: dict[Name, list[Staging]] = {target: [] for target in targets}
-        for table in staged:
+        for table in staged.tables:
             if not table.raw:
                 stage = Name(self._options.own_schema, table.stage)
                 stages[table.target].append(Staging(stage, frozenset(table.numbers), table.shapes, table.ops))
         for number, target in enumerate(targets):
-            raws = [Name(self._options.own_schema, t.stage) for t in staged if t.raw and t.target == target]
+            raws = [
+                Name(self._options.own_schema, t.stage) for t in staged.tables if t.raw and t.target == target
+            ]
             if raws:
                 grower = Grower(connection, self._options, self._schemas)
                 known[target], grown = grower.convert(target, raws, number)
@@ -186,9 +207,12 @@ class PostgresPublisher(Publisher):
                 stages[target].append(Staging(grown.stage, frozenset(told.numbers), told.shapes, told.ops))
         for target in targets:
             _must_be_table(target, known.get(target))
+        files = {target: [file for file in staged.files if file.target == target] for target in targets}
+        for target in targets:
+            _must_have(known[target], files[target])
         append = self._options.mode == "append"
         return [
-            Work(replace(known[target], key=()) if append else known[target], stages[target])
+            Work(replace(known[target], key=()) if append else known[target], stages[target], files[target])
             for target in targets
         ]
 
@@ -271,14 +295,20 @@ class PostgresPublisher(Publisher):
                 log.info("the staging table %s is still in use", name)
 
 
-def _staged(parts: Sequence[Staged]) -> list[StagedTable]:
-    """The staging tables of these parts."""
-    return [
-        table
-        for part in parts
-        if part.part
-        for table in msgspec.json.decode(part.part, type=list[StagedTable])
-    ]
+def _staged(parts: Sequence[Staged]) -> Part:
+    """The staging tables and files of these parts."""
+    found = [msgspec.json.decode(part.part, type=Part) for part in parts if part.part]
+    return Part(
+        [table for part in found for table in part.tables], [file for part in found for file in part.files]
+    )
+
+
+def _must_have(table: Table, files: Sequence[StagedFile]) -> None:
+    """The columns that rows in files are for."""
+    if gone := {name for file in files for name in file.fields} - table.names:
+        raise PenstockError(
+            f"table {table.name} has lost its column '{min(gone)}' since rows were staged for it"
+        )
 
 
 def _must_be_table(target: Name, table: Table | None) -> None:

@@ -6,7 +6,8 @@ sure way:
     collapsed     for tables of which only the rows that are left can tell (`Table.plain`), no row that moves, and the
                   same fields in all writes of a table: truncates; deletes, children before parents; then the last row
                   of each key, parents before children. `changes` says why that leaves the rows of the order of the
-                  log. A table that only gets inserts is tried without ON CONFLICT: half the work
+                  log. A table that only gets inserts is tried without ON CONFLICT: half the work; and what waits for
+                  it in files is copied straight into it. In all other cases files are put into staging tables first
     runs          for all else: in the order of the log, changes that follow each other and are alike in one statement
     rows          the sure way: in the order of the log, each row by itself. What the source could do step by step,
                   the target can
@@ -17,15 +18,17 @@ Constraints that can be deferred are looked at when all rows are there; those th
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.adaptors.changes import Change, Kind, Run, runs
 from penstock.adaptors.needs import need
+from penstock.adaptors.postgres.sink_file import StagedFile
 from penstock.adaptors.postgres.sink_rows import NOT_WRITTEN
 from penstock.adaptors.postgres.sink_session import quoted
+from penstock.adaptors.postgres.sink_stage import StageTable
 from penstock.adaptors.postgres.sink_table import Name, Table
 from penstock.adaptors.postgres.sink_values import Column
 
@@ -44,7 +47,7 @@ _FROM, _TO = "\x01", "\x02"
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """A staging table; see `postgres_sink_stage`."""
+    """A staging table; see `sink_stage`."""
 
     name: Name
     numbers: frozenset[int]
@@ -58,14 +61,21 @@ class Work:
 
     table: Table
     stages: Sequence[Staging]
+    files: Sequence[StagedFile] = ()
 
     @property
     def ops(self) -> set[str]:
-        return {op for stage in self.stages for op, count in stage.ops.items() if count}
+        return {op for stage in self.stages for op, count in stage.ops.items() if count} | (
+            {"i"} if self.files else set()
+        )
 
     @property
     def shapes(self) -> set[tuple[str, ...]]:
         """The different sets of fields in rows that are written."""
+        return self.staged_shapes | {file.shape for file in self.files}
+
+    @property
+    def staged_shapes(self) -> set[tuple[str, ...]]:
         return {shape for stage in self.stages for shape in stage.shapes if shape != NOT_WRITTEN}
 
     def rows(self, condition: str = "", *, shape: tuple[str, ...] | None = None, old: bool = False) -> str:
@@ -90,15 +100,24 @@ def _staged(column: Column, stage: Staging) -> str:
 
 
 class Application:
-    """Applies what is staged for some tables. `conflicting` remembers tables in which plain inserts met rows."""
+    """Applies what is staged for some tables.
+
+    `conflicting` remembers tables in which plain inserts met rows. `aside` names staging tables, by a number, for what
+    waits in files and cannot go straight.
+    """
 
     def __init__(
-        self, connection: psycopg.Connection[Any], works: Sequence[Work], conflicting: set[Name]
+        self,
+        connection: psycopg.Connection[Any],
+        works: Sequence[Work],
+        conflicting: set[Name],
+        aside: Callable[[int], Name],
     ) -> None:
         self._connection = connection
         self._works = parents_first(works)
         self._conflicting = conflicting
-        self._by_name = {str(work.table.name): work for work in works}
+        self._aside = aside
+        self._set_aside: list[Name] = []
 
     def apply(self) -> None:
         """Apply everything, or raise what the server said to the sure way."""
@@ -111,6 +130,8 @@ class Application:
             log.info("constraints do not let a batch pass at once, so it goes row by row: %s", error)
             with self._checked():
                 self._rows()
+        for stage in self._set_aside:
+            self._run(f"DROP TABLE IF EXISTS {stage.sql}")
 
     @contextmanager
     def _checked(self) -> Iterator[None]:
@@ -121,21 +142,40 @@ class Application:
             self._connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
     def _collapsed(self) -> None:
-        since = {work.table.name: self._last_truncate(work) for work in self._works if "t" in work.ops}
-        self._truncate([work for work in self._works if "t" in work.ops])
-        for work in reversed(self._works):
+        works = [work if self._is_new(work) else self._at_server(work) for work in self._works]
+        since = {work.table.name: self._last_truncate(work) for work in works if "t" in work.ops}
+        self._truncate([work for work in works if "t" in work.ops])
+        for work in reversed(works):
             if "d" in work.ops:
                 self._run(_delete(work, work.rows(_after("op = 'd'", since.get(work.table.name)))))
-        for work in self._works:
+        for work in works:
             if work.ops & {"i", "u"}:
                 self._write(work, since.get(work.table.name))
+
+    def _is_new(self, work: Work) -> bool:
+        """Whether its rows are most likely none that are there already."""
+        return work.ops == {"i"} and work.table.name not in self._conflicting
+
+    def _at_server(self, work: Work) -> Work:
+        """The same with all rows in staging tables."""
+        numbers = frozenset(column.number for column in work.table.columns)
+        stages = list(work.stages)
+        for file in work.files:
+            name = self._aside(len(self._set_aside))
+            self._set_aside.append(name)
+            StageTable.make(self._connection, name, work.table)
+            file.load(self._connection, work.table, name)
+            stages.append(Staging(name, numbers, (file.shape,), {"i": file.rows}))
+        return Work(work.table, stages)
 
     def _write(self, work: Work, since: int | None) -> None:
         """The last row of each key."""
         table = work.table
         written = _after("op IN ('i', 'u')", since)
-        if work.ops == {"i"} and table.name not in self._conflicting and self._inserted(work, written):
-            return
+        if self._is_new(work):
+            if self._inserted(work, written):
+                return
+            work = self._at_server(work)
         (shape,) = work.shapes
         if not table.key:
             self._run(_insert(table, shape, work.rows(written)))
@@ -152,8 +192,10 @@ class Application:
         driver = need("psycopg", "postgres")
         try:
             with self._checked():
-                for shape in sorted(work.shapes):
+                for shape in sorted(work.staged_shapes):
                     self._run(_insert(work.table, shape, work.rows(written, shape=shape)))
+                for file in work.files:
+                    file.copy(self._connection, work.table)
         except driver.errors.UniqueViolation:
             if not work.table.key:
                 raise
@@ -162,29 +204,32 @@ class Application:
         return True
 
     def _runs(self) -> None:
-        self._in_order(list(runs(self._changes(), distinct=True, most=1_000_000)))
+        works = list(map(self._at_server, self._works))
+        self._in_order(works, list(runs(self._changes(works), distinct=True, most=1_000_000)))
 
     def _rows(self) -> None:
-        self._in_order(list(runs(self._changes(), most=1)))
+        works = list(map(self._at_server, self._works))
+        self._in_order(works, list(runs(self._changes(works), most=1)))
 
-    def _in_order(self, found: Sequence[Run]) -> None:
+    def _in_order(self, works: Sequence[Work], found: Sequence[Run]) -> None:
+        by_name = {str(work.table.name): work for work in works}
         if len(found) > FEW:
-            for work in self._works:
+            for work in works:
                 for stage in work.stages:
                     self._run(f"CREATE INDEX ON {stage.name.sql} (n)")
                     self._run(f"ANALYZE {stage.name.sql}")
         driver = need("psycopg", "postgres")
         with self._connection.pipeline() if driver.Pipeline.is_supported() else nullcontext():
             for run in found:
-                for statement in _statements(self._by_name[run.table], run):
+                for statement in _statements(by_name[run.table], run):
                     first, last = run.changes[0].offset, run.changes[-1].offset
                     text = statement.replace("%", "%%").replace(_FROM, "%(first)s").replace(_TO, "%(last)s")
                     self._connection.execute(text, {"first": first, "last": last})
 
-    def _changes(self) -> list[Change]:
+    def _changes(self, works: Sequence[Work]) -> list[Change]:
         """Everything in the order of the log, with keys as the server writes them and without other values."""
         found: list[Change] = []
-        for work in self._works:
+        for work in works:
             keys = "".join(f", c{column.number}::text" for column in work.table.key_columns)
             for stage in work.stages:
                 rows = self._connection.execute(

@@ -24,7 +24,7 @@ from penstock.adaptors.changes import (
     UnknownFieldError,
     read,
 )
-from penstock.adaptors.postgres.sink_columns import AlikeReader, lines_of
+from penstock.adaptors.postgres.sink_columns import AlikeReader, Columns
 from penstock.adaptors.postgres.sink_table import Table
 from penstock.adaptors.postgres.sink_text import NULL, Reader, escaped
 from penstock.adaptors.postgres.sink_values import Column, text_of
@@ -157,14 +157,18 @@ class Lines:
 class Block:
     """Lines for one COPY: `n` and `columns` of the staging table, for rows that all have the operation `op`.
 
-    `places` are those of the rows in the batch.
+    `places` are those of the rows in the batch. Rows that were read as columns are no lines yet.
     """
 
     columns: tuple[str, ...]
     shape: tuple[str, ...]
     op: str
     places: Sequence[int]
-    lines: Sequence[str]
+    content: Sequence[str] | Columns
+
+    @property
+    def lines(self) -> Sequence[str]:
+        return self.content.lines() if isinstance(self.content, Columns) else self.content
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +255,7 @@ class Converter:
         left = set(found.odd)
         taken = [place for place in places if place not in left] if left else list(places)
         numbers = tuple(f"c{self._by_name[name].number}" for name in found.columns)
-        made = lines_of(lines.numbers(taken), list(found.columns.values()))
+        made = Columns(lines.numbers(taken), found.columns, found.sure)
         letter = "i" if self.append else LETTERS[ops.pop()]
         blocks.append(Block(numbers, tuple(sorted(found.columns)), letter, taken, made))
         return list(found.odd)
@@ -373,7 +377,7 @@ def _join(blocks: dict[tuple[str, tuple[str, ...]], Block], block: Block) -> Non
     """Put a line to those that have the same columns."""
     known = blocks.get((block.op, block.columns))
     if known is None:
-        blocks[block.op, block.columns] = replace(block, places=list(block.places), lines=list(block.lines))
+        blocks[block.op, block.columns] = replace(block, places=list(block.places), content=list(block.lines))
         return
     for there, added in ((known.places, block.places), (known.lines, block.lines)):
         assert isinstance(there, list)

@@ -9,9 +9,10 @@ A staging table has the columns of the table that its rows are for, under names 
     c1 …     the columns by their number in the table; of a delete, those of the key alone
     o1 …     of a row that moves: the key that it had
 
-Rows that the server cannot read are refused one by one. A table that is not there yet and whose fields the source does
-not know, or that lacks columns that it is to get, gets its rows as they came (`raw`): the publisher makes columns of
-them.
+Rows that the server cannot read are refused one by one. Those that it takes for sure and that are only added need not
+be there yet: where the publisher can read what a task leaves, they are left in a file (`sink_file`). A table that is
+not there yet and whose fields the source does not know, or that lacks columns that it is to get, gets its rows as they
+came (`raw`): the publisher makes columns of them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ import msgspec
 from penstock.adaptors.base import Refusal, Schemas, Stage, Staged, Stager
 from penstock.adaptors.needs import need
 from penstock.adaptors.parts import whole_messages
+from penstock.adaptors.postgres.sink_columns import Columns
 from penstock.adaptors.postgres.sink_create import create_with_others, known_schema
+from penstock.adaptors.postgres.sink_file import RowFile, StagedFile
 from penstock.adaptors.postgres.sink_rows import Block, Converted, Converter, Lines
 from penstock.adaptors.postgres.sink_session import connect, meaning, quoted, telling
 from penstock.adaptors.postgres.sink_table import Name, Table, name_of, tables_of
@@ -69,6 +72,8 @@ class Options:
     unknown_fields: Literal["error", "ignore"] = "error"
     metadata: bool = False
     timeout: float = 10.0
+    not_new: frozenset[Name] = frozenset()
+    """Tables in which added rows met others: theirs are staged at the server."""
 
     @property
     def prefix(self) -> str:
@@ -79,6 +84,10 @@ class Options:
         """The name of a staging table of one attempt, which tells the batch that it is for; see `begin_of`."""
         attempt = hashlib.sha256(f"{stage.directory}/{stage.name}".encode()).hexdigest()[:16]
         return f"{self.prefix}{stage.begin:x}_{attempt}"
+
+    def aside_name(self, number: int) -> Name:
+        """Of a staging table that the publisher makes, and that is gone with its transaction."""
+        return Name(self.own_schema, f"{self.prefix}0_aside{number}")
 
     def begin_of(self, name: str) -> int:
         """The first message of the batch that a staging table is for; 0 if its name does not say."""
@@ -106,8 +115,15 @@ class StagedTable(msgspec.Struct, frozen=True):
     ops: dict[str, int] = {}
 
 
+class Part(msgspec.Struct, frozen=True):
+    """What a task tells of all that it has staged."""
+
+    tables: list[StagedTable] = []
+    files: list[StagedFile] = []
+
+
 class PostgresStager(Stager):
-    """Copies the rows of a task into staging tables that no other attempt uses."""
+    """Copies the rows of a task into staging tables and files that no other attempt uses."""
 
     def __init__(self, options: Options, schemas: Schemas) -> None:
         self._options = options
@@ -124,9 +140,9 @@ class PostgresStager(Stager):
                     refused += refusals
         finally:
             staging.close()
-        tables = staging.tables()
-        part = msgspec.json.encode(tables).decode() if tables else ""
-        return tally.staged(part, staging.bytes, refused)
+        part = staging.part()
+        told = msgspec.json.encode(part).decode() if part != Part() else ""
+        return tally.staged(told, staging.bytes, refused)
 
 
 Copying = Callable[[], list[tuple[int, str, str]]]
@@ -134,7 +150,7 @@ Copying = Callable[[], list[tuple[int, str, str]]]
 
 
 class _Staging:
-    """The staging tables of one task attempt. The server copies the rows of a batch while the next one is read."""
+    """The tables and files of one task attempt. The server copies the rows of a batch while the next one is read."""
 
     def __init__(self, options: Options, schemas: Schemas, stage: Stage) -> None:
         self.bytes = 0
@@ -147,11 +163,17 @@ class _Staging:
         self._converters: dict[Name, Converter | None] = {}
         self._typed: dict[Name, StageTable] = {}
         self._raw: dict[Name, RawTable] = {}
+        self._beside = stage.directory / stage.name if stage.shared else None
+        """What the names of files begin with; None if nobody else would find them."""
+        self._files: dict[tuple[Name, tuple[str, ...]], RowFile] = {}
 
-    def tables(self) -> list[StagedTable]:
+    def part(self) -> Part:
+        """What was staged; to be asked for when all is closed."""
         found = [table.staged() for table in self._typed.values()]
         found += [table.staged() for table in self._raw.values()]
-        return [table for table in found if table.rows]
+        return Part(
+            [table for table in found if table.rows], [file.staged() for file in self._files.values()]
+        )
 
     def add(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, list[Refusal]]]:
         """Stage batches of whole messages; each comes back with the messages of it that are refused."""
@@ -169,6 +191,8 @@ class _Staging:
 
     def close(self) -> None:
         self._copier.shutdown()
+        for file in self._files.values():
+            file.close()
         if self._connection is not None:
             self._connection.close()
 
@@ -210,10 +234,43 @@ class _Staging:
         return tables_of(self.connection, [target]).get(target)
 
     def _into_typed(self, table: Table, lines: Lines, converted: Converted) -> Copying:
-        if table.name not in self._typed:
+        blocks = []
+        writing = []
+        for block in converted.blocks:
+            if self._goes_straight(table, lines, block):
+                assert isinstance(block.content, Columns)
+                writing.append(partial(self._file(table, block.content).write, block.content))
+            else:
+                blocks.append(block)
+        if blocks and table.name not in self._typed:
             self._typed[table.name] = StageTable.make(self.connection, self._stage(), table)
-        stage = self._typed[table.name]
-        return lambda: [*converted.refused, *lines.offsets_of(stage.copy(converted.blocks))]
+        stage = self._typed.get(table.name)
+
+        def copied() -> list[tuple[int, str, str]]:
+            for write in writing:
+                write()
+            refused = stage.copy(blocks) if stage is not None else []
+            return [*converted.refused, *lines.offsets_of(refused)]
+
+        return copied
+
+    def _goes_straight(self, table: Table, lines: Lines, block: Block) -> bool:
+        """Whether rows may wait in a file. Of a message with several, one of which is refused, none may be left."""
+        if self._beside is None or lines.several or block.op != "i" or not table.straight:
+            return False
+        return (
+            isinstance(block.content, Columns)
+            and block.content.sure
+            and table.name not in self._options.not_new
+        )
+
+    def _file(self, table: Table, rows: Columns) -> RowFile:
+        assert self._beside is not None
+        key = table.name, tuple(rows.values)
+        if key not in self._files:
+            path = self._beside.with_name(f"{self._beside.name}.{len(self._files)}")
+            self._files[key] = RowFile(path, *key)
+        return self._files[key]
 
     def _into_raw(self, target: Name, lines: Lines) -> Copying:
         if target not in self._raw:
@@ -234,6 +291,7 @@ class _Staging:
                 raw.forget(list(refused))
         self.bytes = sum(table.bytes for table in self._typed.values())
         self.bytes += sum(table.bytes for table in self._raw.values())
+        self.bytes += sum(file.bytes for file in self._files.values())
         return list(refused.values())
 
     def _stage(self) -> Name:
@@ -296,7 +354,7 @@ class StageTable:
             statement = f"COPY {self.stage.sql} ({', '.join(columns)}) FROM STDIN"
             wrong = list(_copied(self.connection, statement, lines, 0))
             refused += [(block.places[at], self._named(error)) for at, error in wrong]
-            taken = len(block.lines) - len(wrong)
+            taken = len(lines) - len(wrong)
             self.rows += taken
             self.ops[block.op] = self.ops.get(block.op, 0) + taken
             self.bytes += sum(map(len, lines))

@@ -62,6 +62,8 @@ class Table:
     """The tables that its foreign keys refer to."""
     children: frozenset[int]
     """Those whose foreign keys refer to it."""
+    straight: bool = False
+    """Whether COPY can add rows to it, as INSERT does: no policy looks at each of them, and any text can be kept."""
 
     def column(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)
@@ -123,7 +125,8 @@ SELECT w.schema, w.name, c.oid::bigint, c.relkind::text,
   AND NOT EXISTS (SELECT FROM pg_constraint f WHERE f.confrelid = c.oid AND f.contype = 'f'
     AND (f.confdeltype NOT IN ('a', 'r') OR f.confupdtype NOT IN ('a', 'r'))),
   ARRAY(SELECT f.confrelid::bigint FROM pg_constraint f WHERE f.conrelid = c.oid AND f.contype = 'f'),
-  ARRAY(SELECT f.conrelid::bigint FROM pg_constraint f WHERE f.confrelid = c.oid AND f.contype = 'f')
+  ARRAY(SELECT f.conrelid::bigint FROM pg_constraint f WHERE f.confrelid = c.oid AND f.contype = 'f'),
+  c.relkind IN ('r', 'p') AND NOT row_security_active(c.oid) AND getdatabaseencoding() = 'UTF8'
 FROM unnest(%s::text[], %s::text[]) w(schema, name)
 JOIN pg_namespace n ON n.nspname = w.schema JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = w.name
 """
@@ -139,14 +142,14 @@ def tables_of(connection: psycopg.Connection[Any], names: Iterable[Name]) -> dic
 
 
 def _table(row: Sequence[Any]) -> Table:
-    schema, name, oid, kind, columns, key, plain, parents, children = row
+    schema, name, oid, kind, columns, key, plain, parents, children, straight = row
     found = msgspec.json.decode(columns, type=list[_Found])
     deferrable, names = msgspec.json.decode(key, type=tuple[bool, tuple[str, ...]]) if key else (False, ())
     return Table(
         Name(schema, name), oid, kind,
         [_column(one) for one in found if not one.generated],
         frozenset(one.name for one in found if one.generated),
-        names, deferrable, plain, frozenset(parents), frozenset(children),
+        names, deferrable, plain, frozenset(parents), frozenset(children), straight,
     )  # fmt: skip
 
 

@@ -121,7 +121,9 @@ class Delivery:
             for attempt in range(attempts):
                 name = f"{task:05d}-{attempt}-{uuid.uuid4().hex[:8]}"
                 rows = _slices(batch_of(self.messages[low:high], low))
-                report = _pickled(self.sink.stager()).stage(Stage(directory, name, self.in_target), rows)
+                report = _pickled(self.sink.stager()).stage(
+                    Stage(directory, name, self.in_target, shared=True), rows
+                )
             staged.append(msgspec.json.decode(msgspec.json.encode(report), type=Staged))
         return sorted(staged, key=lambda part: part.first)
 

@@ -1,0 +1,117 @@
+"""Rows that go straight into their table: left in a file by a task, copied by the publisher within its transaction.
+
+Staged at the server, a row is written there twice: into a table of the task's own, and from that into its target. That
+is what it takes where a row changes or goes, or where somebody else has to judge it. Rows that are only added, and that
+the server takes for sure (`sink_sure`), need none of it; where tasks and publisher are on one machine, these wait in a
+file. It has the lines of one COPY; beside it are their numbers, the `n` of a staging table, for the one case that the
+rows are not new after all: then they are put into such a table (`loaded`), and go on from there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import msgspec
+
+from penstock.adaptors.postgres.sink_columns import Columns
+from penstock.adaptors.postgres.sink_session import quoted
+from penstock.adaptors.postgres.sink_table import Name, Table
+from penstock.base.errors import PenstockError
+
+if TYPE_CHECKING:
+    import psycopg
+
+AT_ONCE = 1 << 20
+"""Bytes that are read, and given to the server, at a time."""
+
+
+class StagedFile(msgspec.Struct, frozen=True):
+    """What a task tells of a file: its place, and which fields of which table its lines have."""
+
+    target: Name
+    path: str
+    fields: tuple[str, ...]
+    rows: int
+    size: int
+
+    @property
+    def shape(self) -> tuple[str, ...]:
+        return tuple(sorted(self.fields))
+
+    def copy(self, connection: psycopg.Connection[Any], table: Table) -> None:
+        """Add the rows to their table."""
+        columns = ", ".join(map(quoted, self.fields))
+        self._copied(connection, f"COPY {table.name.sql} ({columns}) FROM STDIN", self._content())
+
+    def load(self, connection: psycopg.Connection[Any], table: Table, stage: Name) -> None:
+        """Put the rows into a staging table, with their numbers."""
+        columns = ", ".join(f"c{table.column(name).number}" for name in self.fields)
+        self._copied(connection, f"COPY {stage.sql} (n, {columns}) FROM STDIN", self._numbered())
+
+    def _copied(self, connection: psycopg.Connection[Any], statement: str, content: Iterator[bytes]) -> None:
+        cursor = connection.cursor()
+        with cursor.copy(statement) as copy:
+            for piece in content:
+                copy.write(piece)
+        if cursor.rowcount != self.rows:
+            raise self._changed(f"{cursor.rowcount} rows were copied of {self.rows}")
+
+    def _content(self) -> Iterator[bytes]:
+        path = Path(self.path)
+        try:
+            size = path.stat().st_size
+            if size != self.size:
+                raise self._changed(f"it has {size} bytes, its task wrote {self.size}")
+            with path.open("rb") as file:
+                while piece := file.read(AT_ONCE):
+                    yield piece
+        except OSError as error:
+            raise self._changed(str(error)) from error
+
+    def _numbered(self) -> Iterator[bytes]:
+        import numpy as np
+
+        numbers = iter(np.fromfile(_numbers_of(Path(self.path)), np.int64).tolist())
+        rest = b""
+        for piece in self._content():
+            *lines, rest = (rest + piece).split(b"\n")
+            numbered = zip(itertools.islice(numbers, len(lines)), lines, strict=True)
+            yield b"".join(b"%d\t%b\n" % one for one in numbered)
+
+    def _changed(self, what: str) -> PenstockError:
+        return PenstockError(
+            f"the rows for {self.target} that were staged in {self.path} cannot be copied: {what}",
+            hint="something else works in that directory, or its disk fails; start again",
+        )
+
+
+class RowFile:
+    """A file that a task writes: the rows of one table that have these fields."""
+
+    def __init__(self, path: Path, target: Name, fields: tuple[str, ...]) -> None:
+        self._path, self._target, self._fields = path, target, fields
+        self._rows = self.bytes = 0
+        self._lines: BinaryIO = path.open("xb")
+        self._numbers: BinaryIO = _numbers_of(path).open("xb")
+
+    def write(self, rows: Columns) -> None:
+        content = rows.content()
+        self._lines.write(content)
+        self._numbers.write(rows.order.tobytes())
+        self._rows += len(rows.order)
+        self.bytes += len(content)
+
+    def close(self) -> None:
+        self._lines.close()
+        self._numbers.close()
+
+    def staged(self) -> StagedFile:
+        """To be told when the file is closed."""
+        return StagedFile(self._target, str(self._path), self._fields, self._rows, self.bytes)
+
+
+def _numbers_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.numbers")
