@@ -86,9 +86,9 @@ class PostgresSink(Sink):
         """For the files of rows that are only added; all others are staged at the server."""
         return scratch
 
-    def _learn(self, not_new: Set[Name]) -> None:
-        if not not_new <= self._options.not_new:
-            self._options = replace(self._options, not_new=self._options.not_new | not_new)
+    def _learn(self, staged: Set[Name]) -> None:
+        if not staged <= self._options.staged:
+            self._options = replace(self._options, staged=self._options.staged | staged)
             self.learnt += 1
 
     def _named(self) -> Options:
@@ -98,7 +98,7 @@ class PostgresSink(Sink):
 class PostgresPublisher(Publisher):
     """Holds one session, and with it the sink's lock, from `open` to `close`.
 
-    It tells `learn` of tables to which tasks should not add rows straight.
+    It tells `learn` of tables whose rows did not go straight: tasks then stage them at the server.
     """
 
     def __init__(self, options: Options, schemas: Schemas, learn: Callable[[Set[Name]], None]) -> None:
@@ -107,7 +107,7 @@ class PostgresPublisher(Publisher):
         self._learn = learn
         self._connection: psycopg.Connection[Any] | None = None
         self._at: SinkPosition | None = None
-        self._conflicting = set(options.not_new)
+        self._conflicting: set[Name] = set()
 
     @property
     def _positions(self) -> str:
@@ -149,12 +149,9 @@ class PostgresPublisher(Publisher):
                     self._learn(self._conflicting)
                 raise meaning(error, "PostgreSQL did not take the batch") from error
         self._at = position
-        self._learn(self._conflicting)
-        if staged.tables:
+        if parts:
             with faults.step("postgres clear"), telling("cannot clear up behind a batch"):
-                self._clear(
-                    connection, upto=max(self._options.begin_of(table.stage) for table in staged.tables)
-                )
+                self._clear(connection, upto=staged.begin)
 
     def overlaps(self, parts: Sequence[Staged]) -> bool:
         """Rows that came as they are, since their table is to change, are waited for: the next ones fit it then."""
@@ -177,8 +174,9 @@ class PostgresPublisher(Publisher):
                 self._move(connection, at, position)
             with faults.step("postgres apply"):
                 works = self._works(connection, staged)
+                application = Application(connection, works, self._conflicting, self._options.aside_name)
                 if works:
-                    Application(connection, works, self._conflicting, self._options.aside_name).apply()
+                    application.apply()
             with faults.step("postgres drop"):
                 if staged.tables:
                     names = (quoted(self._options.own_schema, table.stage) for table in staged.tables)
@@ -186,6 +184,7 @@ class PostgresPublisher(Publisher):
             commit = faults.step("postgres commit")
             commit.__enter__()
         commit.__exit__(None, None, None)
+        self._learn(application.loaded)
 
     def _works(self, connection: psycopg.Connection[Any], staged: Part) -> list[Work]:
         named = [table.target for table in staged.tables] + [file.target for file in staged.files]
@@ -297,10 +296,7 @@ class PostgresPublisher(Publisher):
 
 def _staged(parts: Sequence[Staged]) -> Part:
     """The staging tables and files of these parts."""
-    found = [msgspec.json.decode(part.part, type=Part) for part in parts if part.part]
-    return Part(
-        [table for part in found for table in part.tables], [file for part in found for file in part.files]
-    )
+    return Part.of([msgspec.json.decode(part.part, type=Part) for part in parts if part.part])
 
 
 def _must_have(table: Table, files: Sequence[StagedFile]) -> None:

@@ -103,7 +103,7 @@ class Application:
     """Applies what is staged for some tables.
 
     `conflicting` remembers tables in which plain inserts met rows. `aside` names staging tables, by a number, for what
-    waits in files and cannot go straight.
+    waits in files and cannot go straight; `loaded` are the tables of which that was true.
     """
 
     def __init__(
@@ -118,6 +118,7 @@ class Application:
         self._conflicting = conflicting
         self._aside = aside
         self._set_aside: list[Name] = []
+        self.loaded: set[Name] = set()
 
     def apply(self) -> None:
         """Apply everything, or raise what the server said to the sure way."""
@@ -161,6 +162,7 @@ class Application:
         numbers = frozenset(column.number for column in work.table.columns)
         stages = list(work.stages)
         for file in work.files:
+            self.loaded.add(file.target)
             name = self._aside(len(self._set_aside))
             self._set_aside.append(name)
             StageTable.make(self._connection, name, work.table)

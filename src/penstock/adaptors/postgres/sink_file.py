@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
+from penstock.adaptors import away
 from penstock.adaptors.postgres.sink_columns import Columns
 from penstock.adaptors.postgres.sink_session import quoted
 from penstock.adaptors.postgres.sink_table import Name, Table
@@ -94,23 +96,29 @@ class RowFile:
     def __init__(self, path: Path, target: Name, fields: tuple[str, ...]) -> None:
         self._path, self._target, self._fields = path, target, fields
         self._rows = self.bytes = 0
-        self._lines: BinaryIO = path.open("xb")
-        self._numbers: BinaryIO = _numbers_of(path).open("xb")
+        with self._telling():
+            self._lines: BinaryIO = path.open("xb")
+            self._numbers: BinaryIO = _numbers_of(path).open("xb")
 
     def write(self, rows: Columns) -> None:
         content = rows.content()
-        self._lines.write(content)
-        self._numbers.write(rows.order.tobytes())
+        with self._telling():
+            self._lines.write(content)
+            self._numbers.write(rows.order.tobytes())
         self._rows += len(rows.order)
         self.bytes += len(content)
 
     def close(self) -> None:
-        self._lines.close()
-        self._numbers.close()
+        with self._telling(), self._lines, self._numbers:
+            pass
 
     def staged(self) -> StagedFile:
         """To be told when the file is closed."""
         return StagedFile(self._target, str(self._path), self._fields, self._rows, self.bytes)
+
+    def _telling(self) -> AbstractContextManager[None]:
+        """A disk that is full is waited for, as a server is that does not answer."""
+        return away.telling(f"cannot stage rows in {self._path}")
 
 
 def _numbers_of(path: Path) -> Path:

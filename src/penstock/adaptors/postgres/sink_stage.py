@@ -21,6 +21,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -72,8 +73,8 @@ class Options:
     unknown_fields: Literal["error", "ignore"] = "error"
     metadata: bool = False
     timeout: float = 10.0
-    not_new: frozenset[Name] = frozenset()
-    """Tables in which added rows met others: theirs are staged at the server."""
+    staged: frozenset[Name] = frozenset()
+    """Tables that get other rows than new ones: theirs are staged at the server."""
 
     @property
     def prefix(self) -> str:
@@ -116,10 +117,20 @@ class StagedTable(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What a task tells of all that it has staged."""
+    """What a task tells of all that it has staged, for the batch that begins with this message."""
 
-    tables: list[StagedTable] = []
-    files: list[StagedFile] = []
+    begin: int
+    tables: list[StagedTable]
+    files: list[StagedFile]
+
+    @classmethod
+    def of(cls, parts: Sequence[Part]) -> Part:
+        """Several as one."""
+        return cls(
+            max((part.begin for part in parts), default=0),
+            [table for part in parts for table in part.tables],
+            [file for part in parts for file in part.files],
+        )
 
 
 class PostgresStager(Stager):
@@ -140,8 +151,8 @@ class PostgresStager(Stager):
                     refused += refusals
         finally:
             staging.close()
-        part = staging.part()
-        told = msgspec.json.encode(part).decode() if part != Part() else ""
+        part = staging.part(stage.begin)
+        told = msgspec.json.encode(part).decode() if part.tables or part.files else ""
         return tally.staged(told, staging.bytes, refused)
 
 
@@ -167,13 +178,12 @@ class _Staging:
         """What the names of files begin with; None if nobody else would find them."""
         self._files: dict[tuple[Name, tuple[str, ...]], RowFile] = {}
 
-    def part(self) -> Part:
+    def part(self, begin: int) -> Part:
         """What was staged; to be asked for when all is closed."""
         found = [table.staged() for table in self._typed.values()]
         found += [table.staged() for table in self._raw.values()]
-        return Part(
-            [table for table in found if table.rows], [file.staged() for file in self._files.values()]
-        )
+        files = [file.staged() for file in self._files.values()]
+        return Part(begin, [table for table in found if table.rows], files)
 
     def add(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, list[Refusal]]]:
         """Stage batches of whole messages; each comes back with the messages of it that are refused."""
@@ -190,11 +200,12 @@ class _Staging:
             yield before, self._settled()
 
     def close(self) -> None:
-        self._copier.shutdown()
-        for file in self._files.values():
-            file.close()
-        if self._connection is not None:
-            self._connection.close()
+        with ExitStack() as closing:
+            if self._connection is not None:
+                closing.callback(self._connection.close)
+            for file in self._files.values():
+                closing.callback(file.close)
+            self._copier.shutdown()
 
     @property
     def connection(self) -> psycopg.Connection[Any]:
@@ -256,13 +267,11 @@ class _Staging:
 
     def _goes_straight(self, table: Table, lines: Lines, block: Block) -> bool:
         """Whether rows may wait in a file. Of a message with several, one of which is refused, none may be left."""
-        if self._beside is None or lines.several or block.op != "i" or not table.straight:
+        if self._beside is None or lines.several or block.op != "i":
             return False
-        return (
-            isinstance(block.content, Columns)
-            and block.content.sure
-            and table.name not in self._options.not_new
-        )
+        if not (table.plain and table.straight) or table.name in self._options.staged:
+            return False
+        return isinstance(block.content, Columns) and block.content.sure
 
     def _file(self, table: Table, rows: Columns) -> RowFile:
         assert self._beside is not None
