@@ -6,6 +6,7 @@ That all else the sink promises holds on this way, too, is shown by the other te
 from __future__ import annotations
 
 import random
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -252,14 +253,24 @@ def test_a_file_that_is_not_what_its_task_wrote_ends_the_batch_with_its_name(
 
 def test_a_disk_without_room_for_the_file_is_waited_for(shop: Shop, tmp_path: Path) -> None:
     rows = Columns(np.arange(3), {"id": pa.array(["1", "2", "3"])}, sure=True)
-    file = RowFile(tmp_path / "part", Name("shop", "orders"), ("id",))
-    file._lines.close()
-    file._lines = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115 - closed with the file
+    (tmp_path / "part").symlink_to("/dev/full")
     with pytest.raises(AwayError, match=f"{tmp_path}/part: No space left"):
-        file.write(rows)
-    file.close()
+        RowFile(tmp_path / "part", Name("shop", "orders"), ("id",)).write(rows)
     with pytest.raises(PenstockError, match=f"{tmp_path}/none/part: No such file"):
-        RowFile(tmp_path / "none" / "part", Name("shop", "orders"), ("id",))
+        RowFile(tmp_path / "none" / "part", Name("shop", "orders"), ("id",)).write(rows)
+
+
+def test_a_batch_for_more_tables_than_a_process_may_have_files_open(shop: Shop) -> None:
+    count = 600
+    shop.tables("".join(f"CREATE TABLE t{n} (id int PRIMARY KEY);" for n in range(count)))
+    writer = shop.writer()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(500, limits[0]), limits[1]))
+    try:
+        writer.write(*(sent(f"shop.t{n}", f'{{"id":{n}}}') for n in range(count)), parts=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert shop.rows("(SELECT id FROM t0), (SELECT id FROM t599)") == [(0, 599)]
 
 
 def test_a_column_that_changed_since_is_told_and_the_rows_then_staged_at_the_server(shop: Shop) -> None:

@@ -142,11 +142,9 @@ class PostgresPublisher(Publisher):
                 if error.sqlstate in AGAIN and attempt < TRIES and not connection.closed:
                     time.sleep(0.05 * 3**attempt)
                     continue
-                if isinstance(
-                    error, driver.DataError
-                ):  # whatever it is, it is to be told of one row, by a task
-                    self._conflicting |= {file.target for file in staged.files}
-                    self._learn(self._conflicting)
+                if isinstance(error, driver.DataError):
+                    # Some value is not what it seemed. At the server, a task can tell in which message.
+                    self._learn({file.target for file in staged.files})
                 raise meaning(error, "PostgreSQL did not take the batch") from error
         self._at = position
         if parts:

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -91,34 +90,27 @@ class StagedFile(msgspec.Struct, frozen=True):
 
 
 class RowFile:
-    """A file that a task writes: the rows of one table that have these fields."""
+    """A file that a task writes: the rows of one table that have these fields. Open only while it is written."""
 
     def __init__(self, path: Path, target: Name, fields: tuple[str, ...]) -> None:
         self._path, self._target, self._fields = path, target, fields
         self._rows = self.bytes = 0
-        with self._telling():
-            self._lines: BinaryIO = path.open("xb")
-            self._numbers: BinaryIO = _numbers_of(path).open("xb")
 
     def write(self, rows: Columns) -> None:
+        """Add rows at the end. A disk that is full is waited for, as a server is that does not answer."""
         content = rows.content()
-        with self._telling():
-            self._lines.write(content)
-            self._numbers.write(rows.order.tobytes())
+        with (
+            away.telling(f"cannot stage rows in {self._path}"),
+            self._path.open("ab") as lines,
+            _numbers_of(self._path).open("ab") as numbers,
+        ):
+            lines.write(content)
+            numbers.write(rows.order.tobytes())
         self._rows += len(rows.order)
         self.bytes += len(content)
 
-    def close(self) -> None:
-        with self._telling(), self._lines, self._numbers:
-            pass
-
     def staged(self) -> StagedFile:
-        """To be told when the file is closed."""
         return StagedFile(self._target, str(self._path), self._fields, self._rows, self.bytes)
-
-    def _telling(self) -> AbstractContextManager[None]:
-        """A disk that is full is waited for, as a server is that does not answer."""
-        return away.telling(f"cannot stage rows in {self._path}")
 
 
 def _numbers_of(path: Path) -> Path:

@@ -21,7 +21,6 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -179,7 +178,7 @@ class _Staging:
         self._files: dict[tuple[Name, tuple[str, ...]], RowFile] = {}
 
     def part(self, begin: int) -> Part:
-        """What was staged; to be asked for when all is closed."""
+        """What was staged."""
         found = [table.staged() for table in self._typed.values()]
         found += [table.staged() for table in self._raw.values()]
         files = [file.staged() for file in self._files.values()]
@@ -200,12 +199,9 @@ class _Staging:
             yield before, self._settled()
 
     def close(self) -> None:
-        with ExitStack() as closing:
-            if self._connection is not None:
-                closing.callback(self._connection.close)
-            for file in self._files.values():
-                closing.callback(file.close)
-            self._copier.shutdown()
+        self._copier.shutdown()
+        if self._connection is not None:
+            self._connection.close()
 
     @property
     def connection(self) -> psycopg.Connection[Any]:
