@@ -58,7 +58,8 @@ def test_without_gtids_the_place_is_a_file_and_a_position(tables: Tables, withou
         tables.run(
             *(f"INSERT INTO t VALUES ({i})" for i in range(5, 60)), "DELETE FROM t", "FLUSH BINARY LOGS"
         )
-    with tables.reading("t") as reading, pytest.raises(UsageError, match="another one"):
+    # The place is within a file of the same name: between two events of that, or in the midst of one.
+    with tables.reading("t") as reading, pytest.raises(UsageError, match=r"another one|bogus data"):
         reading.until(lambda: False, 20)
 
 

@@ -9,6 +9,7 @@ import random
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -20,10 +21,11 @@ from tests.adaptors.postgres_target import DATABASE, sent
 from tests.servers.postgres import PASSWORD, PostgresServer
 
 from penstock.adaptors.base import SinkPosition, Staged
+from penstock.adaptors.postgres import sink_sure
 from penstock.adaptors.postgres.sink_columns import AlikeReader, Columns
 from penstock.adaptors.postgres.sink_file import RowFile
 from penstock.adaptors.postgres.sink_table import Name, Table, tables_of
-from penstock.base.errors import AwayError, PenstockError, RefusedError
+from penstock.base.errors import AwayError, PenstockError, RefusedError, UsageError
 from penstock.log.message import Message, Op
 
 pytestmark = pytest.mark.parametrize("shop", ["files"], indirect=True)
@@ -252,12 +254,13 @@ def test_a_file_that_is_not_what_its_task_wrote_ends_the_batch_with_its_name(
 
 
 def test_a_disk_without_room_for_the_file_is_waited_for(shop: Shop, tmp_path: Path) -> None:
-    rows = Columns(np.arange(3), {"id": pa.array(["1", "2", "3"])}, sure=True)
+    rows = Columns(np.arange(3), {"v": pa.array(["1", "2", "3"])}, sure=True)
+    table = table_with(shop, "int")
     (tmp_path / "part").symlink_to("/dev/full")
     with pytest.raises(AwayError, match=f"{tmp_path}/part: No space left"):
-        RowFile(tmp_path / "part", Name("shop", "orders"), ("id",)).write(rows)
+        RowFile(tmp_path / "part", table, ("v",)).write(rows)
     with pytest.raises(PenstockError, match=f"{tmp_path}/none/part: No such file"):
-        RowFile(tmp_path / "none" / "part", Name("shop", "orders"), ("id",)).write(rows)
+        RowFile(tmp_path / "none" / "part", table, ("v",)).write(rows)
 
 
 def test_a_batch_for_more_tables_than_a_process_may_have_files_open(shop: Shop) -> None:
@@ -273,26 +276,104 @@ def test_a_batch_for_more_tables_than_a_process_may_have_files_open(shop: Shop) 
     assert shop.rows("(SELECT id FROM t0), (SELECT id FROM t599)") == [(0, 599)]
 
 
-def test_a_column_that_changed_since_is_told_and_the_rows_then_staged_at_the_server(shop: Shop) -> None:
+@pytest.mark.parametrize("change", ["ALTER id TYPE smallint", "DROP total", "RENAME total TO sum"])
+def test_a_table_that_changed_since_gets_its_rows_as_it_now_is(shop: Shop, change: str) -> None:
+    shop.tables(ORDERS)
+    writer = shop.writer(unknown_fields="ignore")
+    staged = writer.stage(order(7, total=1))
+    shop.tables(f"ALTER TABLE orders {change}")
+    column = "id" if "id" in change else "total"
+    with pytest.raises(PenstockError, match=f"column '{column}'") as changed:
+        writer.publisher.publish(staged, SinkPosition("log", 0, 1))
+    assert not isinstance(changed.value, RefusedError | UsageError), "nobody tries again"
+    writer.reopen()
+    writer.write(order(7, total=1))
+    assert shop.rows("id FROM orders") == [(7,)]
+
+
+def test_policies_and_triggers_that_are_new_since_see_each_row(shop: Shop) -> None:
     shop.tables(ORDERS)
     writer = shop.writer()
-    staged = writer.stage(order(70_000, total=1))
-    shop.tables("ALTER TABLE orders ALTER id TYPE smallint")
-    with pytest.raises(RefusedError, match="smallint"):
-        writer.publisher.publish(staged, SinkPosition("log", 0, 1))
-    writer.reopen()
-    (refused,) = writer.write(order(70_000, total=1), order(1, total=1), parts=1)
-    assert (refused.offset, "smallint" in refused.error) == (0, True)
+    staged = writer.stage(order(1, total=1), order(2, total=2))
+    assert files(staged) == [1, 1]
+    shop.tables(
+        "CREATE FUNCTION half() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN IF new.id = 2 THEN RETURN NULL; END IF; RETURN new; END'",
+        "CREATE TRIGGER half BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION half()",
+        "ALTER TABLE orders ENABLE ROW LEVEL SECURITY",
+        "ALTER TABLE orders FORCE ROW LEVEL SECURITY",
+        "CREATE POLICY all_of_them ON orders USING (true)",
+    )
+    writer.publisher.publish(staged, SinkPosition("log", 0, 2))
     assert shop.rows("id FROM orders") == [(1,)]
 
 
-def test_a_column_that_is_gone_since_is_told(shop: Shop) -> None:
-    shop.tables(ORDERS)
+def test_a_value_that_only_seemed_sure_is_refused_by_message_at_the_next_try(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.tables("CREATE TABLE days (id int PRIMARY KEY, day date)")
+    days = [sent("shop.days", f'{{"id":{n},"day":{{"$localDate":"2023-02-{n}"}}}}') for n in (27, 28, 29)]
     writer = shop.writer()
-    staged = writer.stage(order(3, total=1))
-    shop.tables("ALTER TABLE orders DROP total")
-    with pytest.raises(PenstockError, match="total"):
-        writer.publisher.publish(staged, SinkPosition("log", 0, 1))
+    with monkeypatch.context() as patched:
+        patched.setitem(cast("dict[str, str]", sink_sure._PATTERNS), "date", r"\d{4}-\d\d-\d\d")
+        staged = writer.stage(*days, parts=1)
+        assert files(staged) == [3]
+        with pytest.raises(RefusedError, match="2023-02-29"):
+            writer.publisher.publish(staged, SinkPosition("log", 0, 3))
+        writer.reopen()
+        (refused,) = writer.write(*days, parts=1)
+    assert (refused.offset, "column 'day'" in refused.error) == (2, True)
+    assert shop.rows("id FROM days ORDER BY id") == [(27,), (28,)]
+
+
+@pytest.mark.parametrize("where", ["emp", "part of it"])
+def test_rows_that_refer_to_others_of_their_table_come_together_though_in_several_parts(
+    shop: Shop, where: str
+) -> None:
+    """As one statement: whether they are there is looked at behind each."""
+    if where == "emp":
+        shop.tables("CREATE TABLE emp (id int PRIMARY KEY, name text, boss int REFERENCES emp)")
+    else:
+        shop.tables(
+            "CREATE TABLE emp (id int PRIMARY KEY, name text, boss int) PARTITION BY RANGE (id)",
+            "CREATE TABLE few PARTITION OF emp FOR VALUES FROM (0) TO (100)",
+            "ALTER TABLE few ADD FOREIGN KEY (boss) REFERENCES emp",
+        )
+    staff = [sent("shop.emp", f'{{"id":{n},"name":"x","boss":8}}') for n in range(8)]
+    staff += [sent("shop.emp", '{"id":8,"name":"\\"y\\"","boss":null}')]
+    writer = shop.writer()
+    assert bool(files(writer.stage(*staff, parts=3))) == (where != "emp")
+    assert writer.write(*staff, parts=3) == []
+    assert shop.rows("count(*) FROM emp") == [(9,)]
+
+
+def test_a_trigger_of_a_partition_sees_each_row(shop: Shop) -> None:
+    shop.tables(
+        "CREATE TABLE orders (id int PRIMARY KEY, total int) PARTITION BY RANGE (id)",
+        "CREATE TABLE few PARTITION OF orders FOR VALUES FROM (0) TO (100)",
+        "CREATE FUNCTION half() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN IF new.id = 2 THEN RETURN NULL; END IF; RETURN new; END'",
+        "CREATE TRIGGER half BEFORE INSERT ON few FOR EACH ROW EXECUTE FUNCTION half()",
+    )
+    shop.writer().write(*(order(n, total=n) for n in range(4)))
+    assert shop.rows("id FROM orders ORDER BY id") == [(0,), (1,), (3,)]
+
+
+def test_a_type_that_is_only_called_as_one_of_the_servers_is_for_the_server_to_judge(shop: Shop) -> None:
+    shop.tables(
+        f"CREATE TYPE {shop.schema}.text AS ENUM ('a', 'b')",
+        f"CREATE TABLE letters (id int PRIMARY KEY, letter {shop.schema}.text, others {shop.schema}.text[])",
+    )
+    rows = [
+        sent("shop.letters", f'{{"id":{n},"letter":"{letter}","others":["{letter}"]}}')
+        for n, letter in enumerate("zab")
+    ]
+    (refused,) = shop.writer().write(*rows, parts=1)
+    assert (refused.offset, "letter" in refused.error) == (0, True)
+    assert shop.rows("id, letter::text, others::text FROM letters ORDER BY id") == [
+        (1, "a", "{a}"),
+        (2, "b", "{b}"),
+    ]
 
 
 def test_a_failure_at_the_commit_leaves_the_files_for_another_try(shop: Shop) -> None:

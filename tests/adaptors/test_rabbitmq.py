@@ -185,6 +185,10 @@ class QueueTarget(MessageTarget):
         self.queues = Queues(server)
         self.settings = {"exchange": "", "routing_key": "{ns}", "timeout": 10.0, **settings}
 
+    def stop_server(self) -> None:
+        """In order: for some seconds a server keeps in memory that a queue was declared, and killed it forgets it."""
+        self._server.stop()
+
     def adaptor(self) -> Adaptor:
         return a.rabbitmq(**{"uri": self._server.uri, **self.settings})
 

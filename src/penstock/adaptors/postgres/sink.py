@@ -42,7 +42,6 @@ from penstock.adaptors.base import (
 from penstock.adaptors.continuing import continued
 from penstock.adaptors.needs import need
 from penstock.adaptors.postgres.sink_apply import Application, Staging, Work
-from penstock.adaptors.postgres.sink_file import StagedFile
 from penstock.adaptors.postgres.sink_grow import Grower
 from penstock.adaptors.postgres.sink_session import AGAIN, connect, literal, meaning, quoted, telling
 from penstock.adaptors.postgres.sink_stage import Options, Part, PostgresStager
@@ -205,8 +204,8 @@ class PostgresPublisher(Publisher):
         for target in targets:
             _must_be_table(target, known.get(target))
         files = {target: [file for file in staged.files if file.target == target] for target in targets}
-        for target in targets:
-            _must_have(known[target], files[target])
+        for file in staged.files:
+            file.check(known[file.target])
         append = self._options.mode == "append"
         return [
             Work(replace(known[target], key=()) if append else known[target], stages[target], files[target])
@@ -295,14 +294,6 @@ class PostgresPublisher(Publisher):
 def _staged(parts: Sequence[Staged]) -> Part:
     """The staging tables and files of these parts."""
     return Part.of([msgspec.json.decode(part.part, type=Part) for part in parts if part.part])
-
-
-def _must_have(table: Table, files: Sequence[StagedFile]) -> None:
-    """The columns that rows in files are for."""
-    if gone := {name for file in files for name in file.fields} - table.names:
-        raise PenstockError(
-            f"table {table.name} has lost its column '{min(gone)}' since rows were staged for it"
-        )
 
 
 def _must_be_table(target: Name, table: Table | None) -> None:

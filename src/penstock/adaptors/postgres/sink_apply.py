@@ -154,7 +154,9 @@ class Application:
                 self._write(work, since.get(work.table.name))
 
     def _is_new(self, work: Work) -> bool:
-        """Whether its rows are most likely none that are there already."""
+        """Whether its rows are most likely none that are there already, and can go where they are to go at once."""
+        if work.files and not work.table.straight:  # any more
+            return False
         return work.ops == {"i"} and work.table.name not in self._conflicting
 
     def _at_server(self, work: Work) -> Work:
@@ -203,6 +205,11 @@ class Application:
                 raise
             self._conflicting.add(work.table.name)
             return False
+        except driver.IntegrityError:
+            if not work.files:
+                raise
+            # What is looked at behind each statement may be met by all rows together, and not by those of a file.
+            return self._inserted(self._at_server(work), written)
         return True
 
     def _runs(self) -> None:

@@ -30,17 +30,29 @@ AT_ONCE = 1 << 20
 
 
 class StagedFile(msgspec.Struct, frozen=True):
-    """What a task tells of a file: its place, and which fields of which table its lines have."""
+    """What a task tells of a file: its place, which fields of which table its lines have, and what these were then."""
 
     target: Name
     path: str
     fields: tuple[str, ...]
+    types: tuple[str, ...]
     rows: int
     size: int
 
     @property
     def shape(self) -> tuple[str, ...]:
         return tuple(sorted(self.fields))
+
+    def check(self, table: Table) -> None:
+        """Raise if the table is not what the lines were written for: they hold values as its columns had them."""
+        types = {column.name: column.type for column in table.columns}
+        for name, type in zip(self.fields, self.types, strict=True):
+            if types.get(name) != type:
+                raise PenstockError(
+                    f"column '{name}' of table {table.name}, {type} when rows were staged for it, is "
+                    f"{types.get(name, 'gone')} now",
+                    hint="the rows are staged again",
+                )
 
     def copy(self, connection: psycopg.Connection[Any], table: Table) -> None:
         """Add the rows to their table."""
@@ -92,8 +104,9 @@ class StagedFile(msgspec.Struct, frozen=True):
 class RowFile:
     """A file that a task writes: the rows of one table that have these fields. Open only while it is written."""
 
-    def __init__(self, path: Path, target: Name, fields: tuple[str, ...]) -> None:
-        self._path, self._target, self._fields = path, target, fields
+    def __init__(self, path: Path, table: Table, fields: tuple[str, ...]) -> None:
+        self._path, self._target, self._fields = path, table.name, fields
+        self._types = tuple(table.column(name).type for name in fields)
         self._rows = self.bytes = 0
 
     def write(self, rows: Columns) -> None:
@@ -110,7 +123,7 @@ class RowFile:
         self.bytes += len(content)
 
     def staged(self) -> StagedFile:
-        return StagedFile(self._target, str(self._path), self._fields, self._rows, self.bytes)
+        return StagedFile(self._target, str(self._path), self._fields, self._types, self._rows, self.bytes)
 
 
 def _numbers_of(path: Path) -> Path:

@@ -274,7 +274,7 @@ class _Staging:
         key = table.name, tuple(rows.values)
         if key not in self._files:
             path = self._beside.with_name(f"{self._beside.name}.{len(self._files)}")
-            self._files[key] = RowFile(path, *key)
+            self._files[key] = RowFile(path, table, key[1])
         return self._files[key]
 
     def _into_raw(self, target: Name, lines: Lines) -> Copying:

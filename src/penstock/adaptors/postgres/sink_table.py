@@ -63,7 +63,8 @@ class Table:
     children: frozenset[int]
     """Those whose foreign keys refer to it."""
     straight: bool = False
-    """Whether COPY can add rows to it, as INSERT does: no policy looks at each of them, and any text can be kept."""
+    """Whether several COPYs can add rows to it, as one INSERT does: no policy looks at each of them, none refers to
+    another that may follow later, and any text can be kept."""
 
     def column(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)
@@ -107,7 +108,11 @@ SELECT w.schema, w.name, c.oid::bigint, c.relkind::text,
        SELECT a.atttypid, a.atttypmod
        UNION ALL SELECT d.typbasetype, d.typtypmod FROM below JOIN pg_type d ON d.oid = below.type
        WHERE d.typtype = 'd')
-     SELECT y.typname AS base, format_type(below.type, below.mod) AS stored, below.mod, e.typname AS element
+     SELECT CASE WHEN y.typnamespace = 'pg_catalog'::regnamespace THEN y.typname::text
+                 ELSE format_type(y.oid, NULL) END AS base,
+            format_type(below.type, below.mod) AS stored, below.mod,
+            CASE WHEN e.typnamespace = 'pg_catalog'::regnamespace THEN e.typname::text
+                 ELSE format_type(e.oid, NULL) END AS element
      FROM below JOIN pg_type y ON y.oid = below.type
      LEFT JOIN pg_type e ON e.oid = y.typelem AND y.typcategory = 'A' WHERE y.typtype <> 'd') b
    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)::text,
@@ -120,13 +125,15 @@ SELECT w.schema, w.name, c.oid::bigint, c.relkind::text,
        SELECT FROM unnest(i.indkey::int[]) WITH ORDINALITY k(number, place) JOIN pg_attribute a
          ON a.attrelid = c.oid AND a.attnum = k.number WHERE k.place <= i.indnkeyatts AND NOT a.attnotnull))
    ORDER BY i.indisprimary DESC, i.indisreplident DESC, i.indnkeyatts, i.indexrelid LIMIT 1)::text,
-  NOT EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND NOT g.tgisinternal AND g.tgenabled <> 'D')
+  NOT EXISTS (SELECT FROM pg_trigger g WHERE NOT g.tgisinternal AND g.tgenabled <> 'D'
+    AND (g.tgrelid = c.oid OR g.tgrelid IN (SELECT relid FROM pg_partition_tree(c.oid))))
   AND NOT EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid AND r.ev_type <> '1' AND r.ev_enabled <> 'D')
   AND NOT EXISTS (SELECT FROM pg_constraint f WHERE f.confrelid = c.oid AND f.contype = 'f'
     AND (f.confdeltype NOT IN ('a', 'r') OR f.confupdtype NOT IN ('a', 'r'))),
   ARRAY(SELECT f.confrelid::bigint FROM pg_constraint f WHERE f.conrelid = c.oid AND f.contype = 'f'),
   ARRAY(SELECT f.conrelid::bigint FROM pg_constraint f WHERE f.confrelid = c.oid AND f.contype = 'f'),
   c.relkind IN ('r', 'p') AND NOT row_security_active(c.oid) AND getdatabaseencoding() = 'UTF8'
+  AND NOT EXISTS (SELECT FROM pg_constraint f WHERE f.conrelid = c.oid AND f.confrelid = c.oid AND f.contype = 'f')
 FROM unnest(%s::text[], %s::text[]) w(schema, name)
 JOIN pg_namespace n ON n.nspname = w.schema JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = w.name
 """

@@ -54,7 +54,10 @@ _DAY = re.compile(DAY)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column that can be written. `base` is the type's own name below any domain, `mod` its modifier, -1 for none."""
+    """A column that can be written. `base` is the type's own name below any domain, `mod` its modifier, -1 for none.
+
+    A type that is not the server's own has its schema in `base`, whatever it is called.
+    """
 
     name: str
     number: int
