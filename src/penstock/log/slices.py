@@ -48,6 +48,13 @@ class Texts:
 
     def binaries(self, at: Positions, length: Positions) -> pa.Array:
         """A binary column of these slices; a negative length is a null."""
+        return self._views(at, length, pa.binary_view()).cast(pa.binary())
+
+    def known_strings(self, at: Positions, length: Positions) -> pa.Array:
+        """A column (`large_string`) of slices that are known to be UTF-8, which nobody looks at again."""
+        return self._views(at, length, pa.string_view()).cast(pa.large_string())
+
+    def _views(self, at: Positions, length: Positions, kind: pa.DataType) -> pa.Array:
         views = np.zeros((len(at), 4), dtype=np.int32)
         views[:, 0] = np.maximum(length, 0)
         views[:, 3] = at
@@ -60,7 +67,7 @@ class Texts:
         if (length < 0).any():
             nulls = pa.py_buffer(np.packbits(length >= 0, bitorder="little"))
         buffers = [nulls, pa.py_buffer(views), pa.py_buffer(self._bytes)]
-        return pa.Array.from_buffers(pa.binary_view(), len(at), buffers).cast(pa.binary())
+        return pa.Array.from_buffers(kind, len(at), buffers)
 
     def _inline(self, at: Positions, length: Positions) -> NDArray[np.int32]:
         """The texts themselves, filled up with zeros; those near the end of the buffer by themselves."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import os
 import re
 import shutil
@@ -121,6 +122,7 @@ def session(
     options = joined(java_options(places, short_lived, others))
     chosen["spark.driver.extraJavaOptions"] = f"{options} {added}".strip()
     archive = _archive(java, chosen, others) if fast_start and local else None
+    _load_meanwhile()
     with environment(_variables(local, java, places)):
         _running = _launch(chosen, places, archive, plain and local and "agent" not in others)
         try:
@@ -252,6 +254,11 @@ def _variables(local: bool, java: Java, places: Places) -> dict[str, str]:
         variables |= {"SPARK_LOCAL_DIRS": str(places.local)}
         variables |= {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)}
     return variables
+
+
+def _load_meanwhile() -> None:
+    """Load pandas while the JVM starts: PySpark wants to know, at the first word to it, whether NumPy is there."""
+    threading.Thread(target=importlib.import_module, args=["pyspark.testing.utils"], daemon=True).start()
 
 
 def _launch(chosen: Mapping[str, str], places: Places, archive: Archive | None, plain: bool) -> _Running:

@@ -24,7 +24,7 @@ from penstock.spark.transform import Earlier, Segment, observed
 from penstock.spark.work import Work, in_order, told_by
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 class AccountError(PenstockError):
@@ -101,8 +101,7 @@ class Staging:
         )
         if direct:
             count = self._sink.lanes or len(work.ranges)
-            numbers = work.rows.spark.range(0, count, 1, count)
-            tasks = _reports(numbers, last)
+            tasks = _direct(work.rows.spark, count, last)
             read = sum(task.read for task in tasks)
         else:
             tasks, read = self._of_frame(work, last, leave_out, limit, sort=sort)
@@ -167,3 +166,15 @@ def _in_lanes(frame: DataFrame, lanes: int) -> DataFrame:
 def _reports(frame: DataFrame, task: StageTask) -> list[Task]:
     rows = frame.mapInArrow(task, "report STRING").collect()
     return [msgspec.json.decode(row[0], type=Task) for row in rows]
+
+
+def _direct(spark: SparkSession, count: int, task: StageTask) -> list[Task]:
+    """So many tasks that read the log themselves, in the order of their ranges.
+
+    Spark SQL would plan, and compile, the same query for each batch anew, which takes longer than a small batch lasts.
+    """
+    from pyspark.errors.exceptions.captured import unwrap_spark_exception
+
+    with unwrap_spark_exception():  # as Spark SQL tells of what a worker raised
+        reports = spark.sparkContext.parallelize(range(count), count).mapPartitions(task.of_ranges).collect()
+    return [msgspec.json.decode(report, type=Task) for report in reports]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,16 +56,20 @@ class LogRead:
     lanes: int = 0
     """If there are lanes, each task reads all ranges and takes the messages of its own."""
 
-    def rows(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The messages in the ranges of these numbers; or those of the lanes of these numbers."""
+    def of_frame(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """As `rows`, for `mapInArrow` over the numbers."""
         for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                if not self.lanes:
-                    yield from self._read(self.ranges[number])
-                    continue
-                for part in self.ranges:
-                    for rows in self._read(part):
-                        yield rows if self.lanes == 1 else in_lane(rows, number, self.lanes)
+            yield from self.rows(batch.column(0).to_pylist())
+
+    def rows(self, numbers: Iterable[int]) -> Iterator[pa.RecordBatch]:
+        """The messages in the ranges of these numbers; or those of the lanes of these numbers."""
+        for number in numbers:
+            if not self.lanes:
+                yield from self._read(self.ranges[number])
+                continue
+            for part in self.ranges:
+                for rows in self._read(part):
+                    yield rows if self.lanes == 1 else in_lane(rows, number, self.lanes)
 
     def _read(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
         from penstock.spark.formats import read_range
@@ -112,7 +116,7 @@ class StageTask:
         begin: int = 0,
         shared: bool = False,
     ) -> None:
-        """What it is given are rows; or, if it `reads` the log itself, the numbers of ranges."""
+        """`reads` is for tasks that read the log themselves (`of_ranges`); all others are given rows."""
         self._segment = segment
         self._plan = plan
         self._begin = begin
@@ -127,6 +131,15 @@ class StageTask:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
+
+        yield pa.RecordBatch.from_pydict({"report": [self._report(batches)]})
+
+    def of_ranges(self, numbers: Iterable[int]) -> Iterator[str]:
+        """For a job that is none of Spark SQL: there is nothing to plan where no row passes the JVM."""
+        assert self._reads is not None
+        yield self._report(self._reads.rows(numbers))
+
+    def _report(self, batches: Iterator[pa.RecordBatch]) -> str:
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -144,11 +157,10 @@ class StageTask:
             staged, refused=refused[: self._limit], namespaces={**staged.namespaces, **tally.namespaces}
         )
         more = tally.more or len(refused) > self._limit
-        task = Task(report, tally.counts, more=more, read=tally.read)
-        yield pa.RecordBatch.from_pydict({"report": [msgspec.json.encode(task).decode()]})
+        return msgspec.json.encode(Task(report, tally.counts, more=more, read=tally.read)).decode()
 
     def _rows(self, batches: Iterator[pa.RecordBatch], tally: _Tally) -> Iterator[pa.RecordBatch]:
-        for batch in batches if self._reads is None else self._reads.rows(batches):
+        for batch in batches:
             tally.count(batch)
             batch = without(batch, self._leave_out)
             tally.refuse(self._made_up(batch))

@@ -1,7 +1,7 @@
 """The session whose JVM records the start-up archive: `python -m penstock.spark.training SCRATCH ARCHIVE`.
 
 Started in the background by `penstock.spark.archive`, in a process group of its own. It does for a few seconds what
-every pipeline does: streaming queries that tick, with batches that go through Python workers and a little SQL. It
+every pipeline does: streaming queries that tick, with jobs for Python workers and a little SQL. It
 needs no journal and no network. What only some pipelines do is left out: an AOT cache is loaded as a whole, so each of
 its classes costs all of them. The archive appears whole, by a rename, or the exit code is not 0. After `LONGEST`
 seconds everything of it is killed, which counts as a failure.
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -81,11 +81,12 @@ def work(spark: SparkSession, scratch: Path, seconds: float = _SECONDS_OF_WORK) 
 
 
 def _stream(spark: SparkSession, checkpoint: Path) -> None:
-    """A query that ticks, and a few batches of it: one that Python alone looks at, one with a little SQL."""
+    """A query that ticks, and a few batches of it: jobs for Python alone, without SQL and with it; a little more."""
     enough = threading.Event()
     tasks = spark.sparkContext.defaultParallelism
 
     def each(tick: DataFrame, number: int) -> None:
+        spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(_told).collect()
         numbers = spark.range(0, tasks, 1, tasks)
         numbers.mapInArrow(_nothing, "report STRING").collect()
         parsed = numbers.mapInArrow(_documents, "text STRING").selectExpr("parse_json(text) AS data")
@@ -101,6 +102,11 @@ def _stream(spark: SparkSession, checkpoint: Path) -> None:
     query.stop()
     if (error := query.exception()) is not None:
         raise error
+
+
+def _told(numbers: Iterable[int]) -> Iterator[str]:
+    for number in numbers:
+        yield str(number)
 
 
 def _documents(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

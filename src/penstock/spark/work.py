@@ -78,7 +78,7 @@ class LoggedRows:
     @functools.cached_property
     def frame(self) -> DataFrame:
         count = len(self.read.ranges)
-        return self.spark.range(0, count, 1, count).mapInArrow(self.read.rows, RECORDS_SCHEMA)
+        return self.spark.range(0, count, 1, count).mapInArrow(self.read.of_frame, RECORDS_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,12 +37,13 @@ class Apart:
     odd: Places
     """The rows that are not in `columns`."""
     columns: Mapping[str, pa.Array]
-    """Of each field the bytes of its values (`binary`), without quotes; null for null."""
+    """Of each field the bytes of its values (`binary`, or `large_string`), without quotes; null for null."""
 
 
-def apart(texts: pa.Array, spelt: Mapping[str, str]) -> Apart | None:
+def apart(texts: pa.Array, spelt: Mapping[str, str], *, as_strings: bool = False) -> Apart | None:
     """Take `texts` (`large_binary`) apart; `spelt` tells how the values of each known field are written.
 
+    Texts that are known to be UTF-8 may be had `as_strings`: so is what stands between two of their quotes or commas.
     None if the first one has other fields than known ones, or is odd itself: the others are most likely like it.
     """
     if not len(texts) or texts.null_count:
@@ -59,7 +60,7 @@ def apart(texts: pa.Array, spelt: Mapping[str, str]) -> Apart | None:
     if not walk.fits[0]:
         return None
     odd = np.flatnonzero(~walk.fits)
-    return Apart(odd, dict(zip(names, walk.columns(), strict=True)))
+    return Apart(odd, dict(zip(names, walk.columns(as_strings=as_strings), strict=True)))
 
 
 def _fields_of(text: bytes) -> list[str]:
@@ -139,11 +140,11 @@ class _Walk:
             self._is_at(self._at, b"}") & (self._at + 1 == self._ends) & (self._quote() >= self._ends)
         )
 
-    def columns(self) -> list[pa.Array]:
+    def columns(self, *, as_strings: bool) -> list[pa.Array]:
         """The values of the rows that fit."""
         whole = bool(self.fits.all())
         found = [(at, length) if whole else (at[self.fits], length[self.fits]) for at, length in self._found]
-        return [ta.slices(self._content, at, length) for at, length in found]
+        return [ta.slices(self._content, at, length, as_strings=as_strings) for at, length in found]
 
     def _end_plain(self) -> None:
         begins, self._plain_since = self._plain_since, None

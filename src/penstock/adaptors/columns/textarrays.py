@@ -102,12 +102,20 @@ def of_parts(content: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64]) -> p
 
 
 def slices(
-    content: npt.NDArray[np.uint8], at: npt.NDArray[np.int64], length: npt.NDArray[np.int64]
+    content: npt.NDArray[np.uint8],
+    at: npt.NDArray[np.int64],
+    length: npt.NDArray[np.int64],
+    *,
+    as_strings: bool = False,
 ) -> pa.Array:
-    """The texts of these lengths that begin at these places of `content`, as `binary`; a negative length is a null."""
+    """The texts of these lengths that begin at these places of `content`, as `binary`; a negative length is a null.
+
+    Known to be UTF-8, they may as well be strings, `large_string`.
+    """
     from penstock.log.slices import Texts
 
-    return Texts(content.data).binaries(at, length)
+    texts = Texts(content.data)
+    return texts.known_strings(at, length) if as_strings else texts.binaries(at, length)
 
 
 def split(text: bytes, rows: int) -> pa.Array:

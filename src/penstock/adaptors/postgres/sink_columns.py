@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """The columns of rows as the server reads them (`string`), null for NULL; and the places of rows not among them.
+    """The columns of rows as the server reads them (`large_string`), null for NULL; and the places of all other rows.
 
     `sure` says whether the server takes each of their values (`sink_sure`).
     """
@@ -80,8 +80,11 @@ class AlikeReader:
 
     def read(self, documents: pa.Array) -> Alike | None:
         """None if these documents have to be looked at one by one."""
+        import pyarrow as pa
+
         texts = ta.as_texts(documents)
-        found = apart(texts, {name: usual.spelt for name, usual in self._usual.items()})
+        spelt = {name: usual.spelt for name, usual in self._usual.items()}
+        found = apart(texts, spelt, as_strings=documents.type in (pa.string(), pa.large_string()))
         if found is None or 2 * len(found.odd) > len(texts):  # not alike at all
             return None
         columns = {}
@@ -133,7 +136,7 @@ def _looked_at(usual: _Usual, values: pa.Array) -> tuple[pa.Array, bool] | None:
     """The values as text, and whether the server takes them for sure; None if some are not as usual."""
     import pyarrow as pa
 
-    texts = values.cast(pa.string())
+    texts = values.cast(pa.large_string())
     if usual.sure is not None and _all_match(texts, usual.sure):
         return texts, True
     if usual.pattern is not None and not _all_match(texts, usual.pattern):

@@ -59,7 +59,7 @@ def _numeric(column: Column) -> str | None:
 
 
 def takes(column: Column, texts: pa.Array) -> bool:
-    """Whether a column takes all of these texts (`string`), which are those of whole numbers, or any text."""
+    """Whether a column takes all of these texts, which are those of whole numbers, or any text."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
