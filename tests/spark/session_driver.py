@@ -45,12 +45,15 @@ def stream(spark: SparkSession, scratch: Path, task: object, seen: list[int]) ->
     query.option("checkpointLocation", str(scratch / f"checkpoint-{os.getpid()}")).start().awaitTermination()
 
 
-def start(scratch: Path, short_lived: bool = True) -> tuple[SparkSession, Jvm, dict[str, object]]:
+def start(
+    scratch: Path, *, short_lived: bool = True, plain: bool = False
+) -> tuple[SparkSession, Jvm, dict[str, object]]:
     spark = engine.session(
         app="a test",
         cores=2,
         scratch=scratch,
         short_lived=short_lived,
+        plain=plain,
         settings={"spark.hadoop.a.password": PASSWORD},
     )
     assert engine._running is not None
@@ -60,6 +63,7 @@ def start(scratch: Path, short_lived: bool = True) -> tuple[SparkSession, Jvm, d
         "jvm": jvm.process.pid,
         "java": jvm.property("java.home"),
         "sharing": "sharing" in jvm.property("java.vm.info"),
+        "directly": not (engine._running.places.home / "bin" / "spark-submit").is_symlink(),
         "secret shown": PASSWORD in "".join(psutil.Process(jvm.process.pid).cmdline()),
         "secret set": spark.sparkContext.getConf().get("spark.hadoop.a.password") == PASSWORD,
         "python": spark.sparkContext.pythonExec == sys.executable,
@@ -93,10 +97,10 @@ def lose(scratch: Path) -> None:
     began = time.monotonic()
     engine.stop(spark)
     took = time.monotonic() - began
-    spark, _, other = start(scratch, short_lived=False)
+    spark, _, other = start(scratch, short_lived=False, plain=True)
     engine.stop(spark)
     archive = damaged()
-    spark, _, second = start(scratch)
+    spark, _, second = start(scratch, plain=True)
     facts = {"first": first, "other kind": other, "second": second}
     tell({**facts, "seconds to stop": took, "archive": archive.exists()})
     stream(spark, scratch, busy, [])
@@ -104,7 +108,8 @@ def lose(scratch: Path) -> None:
 
 def damaged() -> Path:
     """The start-up archive, with one of its bytes changed."""
-    (archive,) = Path(os.environ["XDG_CACHE_HOME"]).glob("penstock/archives/java-*")
+    archives = Path(os.environ["XDG_CACHE_HOME"]) / "penstock" / "archives"
+    (archive,) = (file for file in archives.glob("java-*") if file.suffix in (".aot", ".jsa"))
     content = bytearray(archive.read_bytes())
     content[len(content) // 2] ^= 0xFF
     archive.unlink()

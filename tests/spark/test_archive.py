@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.spark import archive as module
-from penstock.spark.archive import Archive, archive_for
+from penstock.spark.archive import SPARK_SUBMIT, Archive, archive_for
 
 # As the training does: writes in the first place, and renames to the second.
 WRITES = 'echo archive > "$1/part"; mv "$1/part" "$2"; rm -r "$1"'
@@ -167,6 +167,19 @@ def test_a_refusal_removes_it_and_success_forgets_failures(tmp_path: Path, spark
     archive.accepted()
     archive.refused()
     assert not archive.given_up()
+
+
+def test_what_the_launcher_adds_is_known_once_it_was_seen_whole(tmp_path: Path, spark_home: Path) -> None:
+    archive = make(tmp_path, spark_home)
+    assert archive.added_by_launcher() is None
+    archive.note_added(["java", "-Xmx1g", SPARK_SUBMIT])
+    assert archive.added_by_launcher() is None, "of another make: it adds nothing that we know"
+    added = ["-XX:+IgnoreUnrecognizedVMOptions", "--add-opens=java.base/java.lang=ALL-UNNAMED"]
+    archive.note_added(["java", "-Xmx1g", *added, SPARK_SUBMIT, "pyspark-shell"])
+    assert archive.added_by_launcher() == added
+    (kept,) = archive.path.parent.glob("*.launcher")
+    kept.write_text(kept.read_text()[:-20])
+    assert archive.added_by_launcher() is None, "torn"
 
 
 def test_none_is_made_where_there_is_no_room(

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyspark
 import pytest
 
-from penstock.spark.home import make_home
+from penstock.spark.home import make_home, start_by_launcher, start_directly
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +31,15 @@ def test_the_home_has_what_spark_looks_for(tmp_path: Path) -> None:
     assert {entry.name for entry in (home / "python" / "lib").iterdir()} == {
         zip.name for zip in (REAL / "python" / "lib").iterdir()
     }
+
+
+def test_its_spark_submit_may_be_another_command(tmp_path: Path) -> None:
+    home = make_home(tmp_path, REAL)
+    start_directly(home, ["/bin/echo", "a 'quoted' word", "$HOME"])
+    told = subprocess.run([home / "bin" / "spark-submit", "and one *"], capture_output=True, text=True)
+    assert told.stdout == "a 'quoted' word $HOME and one *\n"
+    start_by_launcher(home, REAL)
+    assert (home / "bin" / "spark-submit").resolve() == REAL / "bin" / "spark-submit"
 
 
 def test_python_finds_the_same_packages_there_uncompressed(tmp_path: Path) -> None:

@@ -25,8 +25,11 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock.base.errors import PenstockError, UsageError
 from penstock.spark import session as engine
-from penstock.spark.java import Java, Origin
+from penstock.spark.archive import SPARK_SUBMIT, Archive
+from penstock.spark.home import make_home
+from penstock.spark.java import Java, Origin, find_java
 from penstock.spark.jvm import joined
+from penstock.spark.settings import java_options, spark_settings
 
 DRIVER = Path(__file__).with_name("session_driver.py")
 SOURCES = str(Path(penstock.__file__).parents[1])
@@ -118,6 +121,45 @@ def test_options_with_which_a_jvm_takes_no_archive_are_not_held_against_it(
     for other in ("--add-opens=a/b=c", "-Xss4m -javaagent:x.jar", "-XX:+UseZGC", "-XX:-UseCompressedOops"):
         assert engine._archive(java, chosen, other) is None
     assert engine._archive(java, {"spark.driver.memory": "40g"}, "") is None
+
+
+def test_the_command_of_a_direct_start_is_the_one_that_spark_s_launcher_comes_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java = find_java(fallback=tmp_path)
+    places = engine._prepare(tmp_path / "a scratch directory")
+    home = make_home(places.home, engine.SPARK_HOME)
+    jars = ":".join(map(str, sorted((engine.SPARK_HOME / "jars").glob("spark-*.jar"))[:2]))
+    archive = Archive(tmp_path / "java-0.jsa", java.runtime, jars)
+    options = java_options(places, short_lived=True)
+    chosen = spark_settings("a test", "local[2,4]", "512m", places)
+    asked = {
+        "spark.driver.memory": "512m",
+        "spark.driver.extraClassPath": jars,
+        "spark.driver.extraJavaOptions": joined([*options, *archive.options_to_use()]),
+    }
+    for name in [name for name in os.environ if engine._HEEDED.fullmatch(name)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SPARK_HOME", str(home))
+    monkeypatch.setenv("JAVA_HOME", str(java.runtime))
+    assert engine._direct(chosen, places, archive, options) is None, "nobody knows yet what the launcher adds"
+
+    launcher = [str(java.runtime / "bin" / "java"), "-cp", f"{home}/jars/*", "org.apache.spark.launcher.Main"]
+    arguments = [word for name, value in asked.items() for word in ("--conf", f"{name}={value}")]
+    told = subprocess.run(
+        [*launcher, SPARK_SUBMIT, *arguments, "pyspark-shell"],
+        env=os.environ | {"SPARK_SCALA_VERSION": "2.13"},  # by the shell scripts before it
+        capture_output=True,
+        text=True,
+    )
+    assert told.returncode == 0, told.stderr
+    command = told.stdout.partition("\0")[2].strip("\n").split("\0")
+    archive.note_added(command)
+
+    direct = engine._direct(chosen, places, archive, options)
+    assert direct == command[: command.index(SPARK_SUBMIT) + 1]
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Done=two")
+    assert engine._direct(chosen, places, archive, options) is None, "the launcher heeds it"
 
 
 @pytest.mark.spark
@@ -317,6 +359,15 @@ def test_soak_the_next_run_has_the_archive(second_run: Killed) -> None:
     assert second_run.parts == []
     assert second_run.facts["first"]["sharing"]
     assert second_run.facts["other kind"]["sharing"], "with another collector and another compiler"
+
+
+@pytest.mark.soak
+@pytest.mark.spark
+def test_soak_with_an_archive_spark_s_launcher_is_left_out_where_nobody_else_has_a_say(
+    second_run: Killed,
+) -> None:
+    assert not second_run.facts["first"]["directly"]
+    assert second_run.facts["other kind"]["directly"]
 
 
 @pytest.mark.soak

@@ -25,7 +25,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +44,13 @@ _LONGEST_ARGUMENT = 120_000
 # The first release with caches that hold linked classes and profiles, and how their names end.
 _AHEAD_OF_TIME = 25
 _SUFFIXES = (_CACHE, _CLASS_DATA) = (".aot", ".jsa")
+
+# The options that the launcher adds, in a file beside the archive, and the first of them.
+_ADDED = ".launcher"
+_FIRST_ADDED = "-XX:+IgnoreUnrecognizedVMOptions"
+
+SPARK_SUBMIT = "org.apache.spark.deploy.SparkSubmit"
+"""The class that the JVM of a driver runs."""
 
 # With sums in the archive and their check at every start, a damaged one is refused rather than used.
 _CHECKED = "-XX:+VerifySharedSpaces"
@@ -97,6 +104,20 @@ class Archive:
         ]
         java = self.runtime / "bin" / "java"
         return [str(java), "-Xshare:dump", "-Xmx512m", "-Xlog:disable", _CHECKED, *places]
+
+    def added_by_launcher(self) -> list[str] | None:
+        """The options that Spark's launcher gives this Java, as the training saw them; None if it did not."""
+        try:
+            *added, last = self._added.read_text().splitlines()
+        except (OSError, ValueError):
+            return None
+        return added if last == SPARK_SUBMIT else None  # or it was not written to its end
+
+    def note_added(self, command: Sequence[str]) -> None:
+        """Keep what the launcher has put into the command line of a JVM, behind all options that it was asked for."""
+        if _FIRST_ADDED in command and SPARK_SUBMIT in command:
+            added = command[command.index(_FIRST_ADDED) : command.index(SPARK_SUBMIT) + 1]
+            self._added.write_text("".join(f"{option}\n" for option in added))
 
     def accepted(self) -> None:
         """The JVM runs with it: old failures no longer count, and it is the last to be pruned."""
@@ -155,9 +176,14 @@ class Archive:
         archives.sort(key=lambda file: file.stat().st_mtime)
         for archive in archives[: max(0, len(archives) - _KEPT + 1)]:
             archive.unlink(missing_ok=True)
+            archive.with_suffix(_ADDED).unlink(missing_ok=True)
 
     def _ahead_of_time(self) -> bool:
         return self.path.suffix == _CACHE
+
+    @property
+    def _added(self) -> Path:
+        return self.path.with_suffix(_ADDED)
 
     @property
     def _strikes(self) -> Path:

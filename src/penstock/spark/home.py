@@ -4,14 +4,20 @@ Spark starts several Python processes for a session and one more for every query
 from `python/lib/pyspark.zip`. Out of a zip Python compiles every module anew, which takes a second of each process's
 life. A home made here is the real one, link by link; only where the zips are expected it has directories of the same
 names, with the installed packages in them. Those are compiled once, for all.
+
+Its `spark-submit` may be the JVM itself (`start_directly`). Spark's own is two shell scripts and a small JVM, which
+only finds out what the command line of the real one is: a third of a second of each start.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
-_LINKED = ("bin", "conf", "data", "jars", "sbin")
+_LINKED = ("conf", "data", "jars", "sbin")
+_SUBMIT = "spark-submit"
 
 
 def make_home(place: Path, spark_home: Path) -> Path:
@@ -22,6 +28,9 @@ def make_home(place: Path, spark_home: Path) -> Path:
     for name in _LINKED:
         if (spark_home / name).exists():
             (place / name).symlink_to(spark_home / name)
+    (place / "bin").mkdir()
+    for program in (spark_home / "bin").glob("*"):
+        (place / "bin" / program.name).symlink_to(program)
     for name, package in packages.items():
         zip = zips[name]
         if zip is None or package is None:  # an installation of another shape: leave it as it is
@@ -30,6 +39,21 @@ def make_home(place: Path, spark_home: Path) -> Path:
         directory.mkdir(parents=True)
         (directory / name).symlink_to(package)
     return place
+
+
+def start_directly(home: Path, command: Sequence[str]) -> None:
+    """Have the `spark-submit` of a home made here be this command, which gets its arguments."""
+    submit = home / "bin" / _SUBMIT
+    submit.unlink()
+    submit.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    submit.chmod(0o700)
+
+
+def start_by_launcher(home: Path, spark_home: Path) -> None:
+    """Have it be Spark's own again."""
+    submit = home / "bin" / _SUBMIT
+    submit.unlink()
+    submit.symlink_to(spark_home / "bin" / _SUBMIT)
 
 
 def _package(name: str) -> Path | None:

@@ -28,7 +28,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,8 +39,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.base.errors import PenstockError, UsageError
-from penstock.spark.archive import Archive, archive_for
-from penstock.spark.home import make_home
+from penstock.spark.archive import SPARK_SUBMIT, Archive, archive_for
+from penstock.spark.home import make_home, start_by_launcher, start_directly
 from penstock.spark.java import Java, cache_dir, find_java
 from penstock.spark.jvm import Jvm, JvmFailedError, environment, joined, launch
 from penstock.spark.settings import (
@@ -69,6 +69,9 @@ _ARCHIVE_HEAP_LIMIT = 32 << 30
 _ANOTHER_JVM = re.compile(
     r"(?:^|\s)--|agent|-Xshare|Shared|AOT|Compress|Compact|ObjectAlignment|UseZGC|UseShenandoah"
 )
+
+# Variables that Spark's launcher heeds, and those that its scripts do.
+_HEEDED = re.compile(r"SPARK_(?!HOME$|LOCAL_IP$).*|PYSPARK_SUBMIT_ARGS|(?:HADOOP|YARN)_CONF_DIR")
 
 # The longest path of a Unix socket is 107 bytes; Spark's names take 43 of them.
 _SOCKET_DIR_LIMIT = 64
@@ -119,12 +122,13 @@ def session(
     chosen = spark_settings(app, url, driver_memory, places) | given
     added = given.get("spark.driver.extraJavaOptions", "")
     others = " ".join([added, *(os.environ.get(name, "") for name in JAVA_VARIABLES)])
-    options = joined(java_options(places, short_lived, others))
-    chosen["spark.driver.extraJavaOptions"] = f"{options} {added}".strip()
+    options = java_options(places, short_lived, others)
+    chosen["spark.driver.extraJavaOptions"] = f"{joined(options)} {added}".strip()
     archive = _archive(java, chosen, others) if fast_start and local else None
+    plain = plain and local and "agent" not in others
     _load_meanwhile()
     with environment(_variables(local, java, places)):
-        _running = _launch(chosen, places, archive, plain and local and "agent" not in others)
+        _running = _launch(chosen, places, archive, plain, options)
         try:
             return _connect(chosen)
         except BaseException as error:
@@ -261,8 +265,18 @@ def _load_meanwhile() -> None:
     threading.Thread(target=importlib.import_module, args=["pyspark.testing.utils"], daemon=True).start()
 
 
-def _launch(chosen: Mapping[str, str], places: Places, archive: Archive | None, plain: bool) -> _Running:
-    """Start the JVM; one that does not come up with the archive is started again without."""
+def command_line() -> list[str]:
+    """That of the JVM behind the session that runs in this process."""
+    assert _running is not None
+    assert _running.jvm.process is not None
+    told = Path(f"/proc/{_running.jvm.process.pid}/cmdline").read_bytes()
+    return os.fsdecode(told).split("\0")[:-1]
+
+
+def _launch(
+    chosen: Mapping[str, str], places: Places, archive: Archive | None, plain: bool, options: Sequence[str]
+) -> _Running:
+    """Start the JVM, with these options; one that does not come up with the archive is started again without."""
     command = {name: value for name, value in chosen.items() if _ON_COMMAND_LINE.fullmatch(name)}
     if archive is None or not archive.usable():
         return _Running(launch(command), places, archive, plain)
@@ -270,10 +284,15 @@ def _launch(chosen: Mapping[str, str], places: Places, archive: Archive | None, 
     # The JVM takes an archive if its class path begins with the one the archive was made for. Spark's own names a jar
     # twice, and a directory of this session; in front of it each jar stands once.
     command["spark.driver.extraClassPath"] = archive.class_path
+    direct = _direct(chosen, places, archive, options) if plain else None
+    if direct is not None:
+        start_directly(places.home, direct)
     try:
         jvm = launch(command)
     except JvmFailedError:
-        running = _launch(chosen, places, None, plain)
+        if direct is not None:
+            start_by_launcher(places.home, SPARK_HOME)
+        running = _launch(chosen, places, None, plain, options)
         archive.refused()  # only now is it known to be the archive's fault
         return replace(running, wanted=archive)
     if "sharing" in jvm.property("java.vm.info"):
@@ -281,6 +300,22 @@ def _launch(chosen: Mapping[str, str], places: Places, archive: Archive | None, 
         return _Running(jvm, places, None, plain)
     archive.refused()
     return _Running(jvm, places, archive, plain)
+
+
+def _direct(
+    chosen: Mapping[str, str], places: Places, archive: Archive, options: Sequence[str]
+) -> list[str] | None:
+    """The command that Spark's launcher would come to; None where it may come to another, or that is not known."""
+    added = archive.added_by_launcher()
+    home = os.environ["SPARK_HOME"]
+    heeded = [name for name in os.environ if _HEEDED.fullmatch(name)]
+    if added is None or heeded or home != str(places.home) or (places.home / "conf").exists():
+        return None
+    java = str(archive.runtime / "bin" / "java")
+    first = map(str, sorted((places.home / "jars").glob("slf4j-api-*.jar")))
+    class_path = ":".join([archive.class_path, f"{home}/conf", *first, f"{home}/jars/*"])
+    heap = f"-Xmx{chosen['spark.driver.memory']}"
+    return [java, "-cp", class_path, heap, *options, *archive.options_to_use(), *added, SPARK_SUBMIT]
 
 
 def _connect(chosen: Mapping[str, str]) -> SparkSession:

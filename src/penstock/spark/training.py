@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.spark.archive import LONGEST, Archive, archive_for
 from penstock.spark.java import CLASS_PATH, cache_dir, find_java
 from penstock.spark.jvm import environment, joined
-from penstock.spark.session import SPARK_HOME, session, stop
+from penstock.spark.session import SPARK_HOME, command_line, session, stop
 
 # Enough for the JVM to have profiles of what runs at every start.
 _SECONDS_OF_WORK = 6.0
@@ -61,6 +61,7 @@ def record(archive: Archive, scratch: Path) -> None:
             fast_start=False,
         )
     try:
+        archive.note_added(command_line())
         work(spark, scratch)
     except BaseException:
         stop(spark, patience=0.0)  # what it would write is worth nothing
