@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import random
 import resource
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
@@ -17,7 +19,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from tests.adaptors.postgres_sink_shop import ORDERS, Shop, order, told
-from tests.adaptors.postgres_target import DATABASE, sent
+from tests.adaptors.postgres_target import DATABASE, Writer, sent
 from tests.servers.postgres import PASSWORD, PostgresServer
 
 from penstock.adaptors.base import SinkPosition, Staged
@@ -289,6 +291,106 @@ def test_a_table_that_changed_since_gets_its_rows_as_it_now_is(shop: Shop, chang
     writer.reopen()
     writer.write(order(7, total=1))
     assert shop.rows("id FROM orders") == [(7,)]
+
+
+def published_beside(shop: Shop, writer: Writer, staged: list[Staged], change: str) -> PenstockError | None:
+    """Publish while another session is about to change a table; it commits when the publisher waits for it."""
+    failed: list[PenstockError] = []
+
+    def publish() -> None:
+        try:
+            writer.publisher.publish(staged, SinkPosition("log", 0, 2))
+        except PenstockError as error:
+            failed.append(error)
+
+    with (
+        psycopg.connect(shop.target.uri) as other,
+        psycopg.connect(shop.target.uri, autocommit=True) as looking,
+    ):
+        other.execute(f"SET search_path = {shop.schema}")
+        other.execute(change)
+        publishing = threading.Thread(target=publish)
+        publishing.start()
+        waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = %s::regclass"
+        while publishing.is_alive() and looking.execute(waits, [f"{shop.schema}.events"]).fetchone() == (0,):
+            time.sleep(0.01)
+        other.commit()
+        publishing.join()
+    return failed[0] if failed else None
+
+
+@pytest.mark.parametrize(
+    "change", ["ALTER at TYPE timestamp USING at AT TIME ZONE 'UTC'", "ALTER good TYPE text"]
+)
+def test_a_column_that_changes_while_its_publisher_waits_gets_no_text_of_its_old_type(
+    shop: Shop, change: str
+) -> None:
+    shop.tables("CREATE TABLE events (id int PRIMARY KEY, at timestamptz, good bool)")
+    writer = shop.writer()
+    message = sent("shop.events", '{"id":1,"at":{"$date":"2024-01-01T10:00:00+05:30"},"good":true}')
+    staged = writer.stage(message, parts=1)
+    assert files(staged) == [1]
+    failed = published_beside(shop, writer, staged, f"ALTER TABLE events {change}")
+    assert "when rows were staged for it" in str(failed)
+    writer.reopen()
+    writer.write(message)
+    at = "at AT TIME ZONE 'UTC'" if "good" in change else "at"
+    assert shop.rows(f"extract(hour FROM {at})::int, good::text FROM events") == [(4, "true")]
+
+
+def test_a_trigger_that_comes_while_its_publisher_waits_sees_each_row(shop: Shop) -> None:
+    shop.tables(
+        "CREATE TABLE events (id int PRIMARY KEY)",
+        "CREATE FUNCTION half() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN IF new.id = 2 THEN RETURN NULL; END IF; RETURN new; END'",
+    )
+    writer = shop.writer()
+    staged = writer.stage(*(sent("shop.events", f'{{"id":{n}}}') for n in (1, 2)), parts=1)
+    assert files(staged) == [2]
+    trigger = "CREATE TRIGGER half BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION half()"
+    assert published_beside(shop, writer, staged, trigger) is None
+    assert shop.rows("id FROM events") == [(1,)]
+
+
+def test_a_role_that_may_not_lock_a_table_writes_it_by_way_of_the_server(shop: Shop) -> None:
+    role = f"columns_{shop.schema}"
+    shop.tables("CREATE TABLE events (id int PRIMARY KEY, good bool)")
+    shop.target.execute(
+        f"CREATE ROLE {role} LOGIN PASSWORD '{PASSWORD}'",
+        f"GRANT USAGE ON SCHEMA {shop.schema} TO {role}",
+        f"GRANT INSERT (id, good), SELECT (id, good), UPDATE (id, good) ON {shop.schema}.events TO {role}",
+        f"GRANT CREATE ON DATABASE {DATABASE} TO {role}",
+    )
+    uri = shop.target.uri.replace("owner:", f"{role}:")
+    writer = shop.writer(uri=uri, own_schema=f"{shop.target.own_schema}_{role}")
+    staged = writer.stage(sent("shop.events", '{"id":1,"good":true}'), parts=1)
+    assert files(staged) == [1]
+    writer.publisher.publish(staged, SinkPosition("log", 0, 1))
+    assert shop.rows("id, good FROM events") == [(1, True)]
+
+
+def test_rows_that_were_published_cannot_be_added_once_more(shop: Shop) -> None:
+    shop.tables("CREATE TABLE words (word text)")
+    writer = shop.writer()
+    staged = writer.stage(sent("shop.words", '{"word":"one"}'), parts=1)
+    writer.publisher.publish(staged, SinkPosition("log", 0, 1))
+    with pytest.raises(PenstockError, match="cannot be copied"):
+        writer.publisher.publish(staged, SinkPosition("log", 0, 2))
+    assert shop.rows("word FROM words") == [("one",)]
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")], ids=["gone", "empty"])
+def test_a_file_without_its_numbers_ends_the_batch_with_its_name(
+    shop: Shop, damage: Callable[[Path], object]
+) -> None:
+    shop.tables(ORDERS, "INSERT INTO orders VALUES (1, 0, 'old')")
+    writer = shop.writer()
+    staged = writer.stage(order(1, total=1), parts=1)
+    (file,) = told(staged[0]).files
+    damage(Path(f"{file.path}.numbers"))
+    with pytest.raises(PenstockError, match=file.path):
+        writer.publisher.publish(staged, SinkPosition("log", 0, 1))
+    assert shop.rows("total FROM orders") == [(0,)]
 
 
 def test_policies_and_triggers_that_are_new_since_see_each_row(shop: Shop) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ from penstock.spark import session as engine
 from penstock.spark.archive import SPARK_SUBMIT, Archive
 from penstock.spark.home import make_home
 from penstock.spark.java import Java, Origin, find_java
-from penstock.spark.jvm import joined
+from penstock.spark.jvm import JvmFailedError, joined
 from penstock.spark.settings import java_options, spark_settings
 
 DRIVER = Path(__file__).with_name("session_driver.py")
@@ -130,7 +131,7 @@ def test_the_command_of_a_direct_start_is_the_one_that_spark_s_launcher_comes_to
     places = engine._prepare(tmp_path / "a scratch directory")
     home = make_home(places.home, engine.SPARK_HOME)
     jars = ":".join(map(str, sorted((engine.SPARK_HOME / "jars").glob("spark-*.jar"))[:2]))
-    archive = Archive(tmp_path / "java-0.jsa", java.runtime, jars)
+    archive = Archive(tmp_path / "java-0.jsa", java.runtime, jars, "last.jar")
     options = java_options(places, short_lived=True)
     chosen = spark_settings("a test", "local[2,4]", "512m", places)
     asked = {
@@ -142,7 +143,8 @@ def test_the_command_of_a_direct_start_is_the_one_that_spark_s_launcher_comes_to
         monkeypatch.delenv(name)
     monkeypatch.setenv("SPARK_HOME", str(home))
     monkeypatch.setenv("JAVA_HOME", str(java.runtime))
-    assert engine._direct(chosen, places, archive, options) is None, "nobody knows yet what the launcher adds"
+    direct = partial(engine._direct, chosen, places, archive, options)
+    assert direct(whole=True) is None, "nobody knows yet what the launcher adds"
 
     launcher = [str(java.runtime / "bin" / "java"), "-cp", f"{home}/jars/*", "org.apache.spark.launcher.Main"]
     arguments = [word for name, value in asked.items() for word in ("--conf", f"{name}={value}")]
@@ -156,10 +158,37 @@ def test_the_command_of_a_direct_start_is_the_one_that_spark_s_launcher_comes_to
     command = told.stdout.partition("\0")[2].strip("\n").split("\0")
     archive.note_added(command)
 
-    direct = engine._direct(chosen, places, archive, options)
-    assert direct == command[: command.index(SPARK_SUBMIT) + 1]
+    expected = command[: command.index(SPARK_SUBMIT) + 1]
+    assert expected[2].startswith(f"{jars}:")
+    assert direct(whole=True) == [*expected[:2], f"{jars}:last.jar", *expected[3:]]
+    assert direct(whole=False) == [*expected[:2], jars, *expected[3:]]
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Done=two")
-    assert engine._direct(chosen, places, archive, options) is None, "the launcher heeds it"
+    assert direct(whole=True) is None, "the launcher heeds it"
+
+
+@pytest.mark.parametrize("reason", [PermissionError("noexec"), JvmFailedError("it said nothing")])
+def test_a_direct_start_that_fails_is_left_to_the_launcher_and_not_held_against_the_archive(
+    reason: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = engine._prepare(tmp_path / "scratch")
+    submit = make_home(places.home, engine.SPARK_HOME) / "bin" / "spark-submit"
+    archive = Archive(tmp_path / "java-0.jsa", tmp_path, "jars")
+    archive.path.touch()
+    archive.note_added(["-XX:+IgnoreUnrecognizedVMOptions", SPARK_SUBMIT])
+    started: list[bool] = []
+
+    def launch(command: Mapping[str, str]) -> object:
+        started.append(submit.is_symlink())
+        if not submit.is_symlink():
+            raise reason
+        return SimpleNamespace(property=lambda name: "sharing")
+
+    monkeypatch.setattr(engine, "launch", launch)
+    chosen = {"spark.driver.extraJavaOptions": ""}
+    engine._launch(chosen, places, archive, True, ["java"])
+    assert started == [False, True]
+    assert archive.usable()
+    assert (archive.added_by_launcher() is None) == isinstance(reason, JvmFailedError)
 
 
 @pytest.mark.spark

@@ -92,6 +92,7 @@ class Engine:
 
         from penstock.spark.discovery import leave_out_discovery
         from penstock.spark.session import claim, session
+        from penstock.spark.settings import NO_ROWS
         from penstock.spark.source import PenstockSource
 
         # A failing batch is the supervisor's to report, once, not py4j's with a traceback for each attempt.
@@ -100,7 +101,8 @@ class Engine:
             cloudpickle.register_pickle_by_value(sys.modules[module])  # type: ignore[no-untyped-call]
         sealed = {f"spark.executorEnv.{name}": value for name, value in self.safe.variables().items()}
         asked = [*wanted(self.pipeline), self.settings]
-        settings = lake.joined(_credentials(), sealed, *asked)
+        compiles = works_in_jvm(self.pipeline)
+        settings = ({} if compiles else NO_ROWS) | lake.joined(_credentials(), sealed, *asked)
         claim(self.scratch)
         spark = self.lent or session(
             app=f"penstock {self.pipeline.name}",
@@ -109,7 +111,7 @@ class Engine:
             driver_memory=settings.pop("spark.driver.memory", DRIVER_MEMORY),
             settings=settings,
             scratch=self.scratch,
-            short_lived=not works_in_jvm(self.pipeline),
+            short_lived=not compiles,
             plain=not any(asked),
         )
         if self.lent is None:

@@ -52,6 +52,8 @@ _FIRST_ADDED = "-XX:+IgnoreUnrecognizedVMOptions"
 SPARK_SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 """The class that the JVM of a driver runs."""
 
+_MLLIB = "spark-mllib_"
+
 # With sums in the archive and their check at every start, a damaged one is refused rather than used.
 _CHECKED = "-XX:+VerifySharedSpaces"
 
@@ -73,6 +75,8 @@ class Archive:
     path: Path
     runtime: Path
     class_path: str
+    left_out: str = ""
+    """What follows the class path for whoever may need all of Spark."""
 
     def usable(self) -> bool:
         return self.path.is_file()
@@ -118,6 +122,10 @@ class Archive:
         if _FIRST_ADDED in command and SPARK_SUBMIT in command:
             added = command[command.index(_FIRST_ADDED) : command.index(SPARK_SUBMIT) + 1]
             self._added.write_text("".join(f"{option}\n" for option in added))
+
+    def forget_added(self) -> None:
+        """A JVM that was started with them did not come up."""
+        self._added.unlink(missing_ok=True)
 
     def accepted(self) -> None:
         """The JVM runs with it: old failures no longer count, and it is the last to be pruned."""
@@ -193,12 +201,16 @@ class Archive:
 def archive_for(cache: Path | None, java_home: Path, java_version: str, spark_home: Path) -> Archive | None:
     """The archive for this pair; None without a cache directory, or where a path cannot be passed on.
 
-    The JVM refuses an archive if a jar has changed in size or time, so these are part of the name.
+    MLlib is left out. It adds functions to every session that finds it, which takes half a second: for these few it
+    starts all of Scala's reflection. The JVM refuses an archive if a jar has changed in size or time, so these are part
+    of the name.
     """
     if cache is None:
         return None
-    jars = sorted((spark_home / "jars").glob("*.jar"), key=_precedence)
-    class_path = ":".join(str(jar) for jar in jars)
+    found = sorted((spark_home / "jars").glob("*.jar"), key=_precedence)
+    left_out = [jar for jar in found if jar.name.startswith(_MLLIB)]
+    jars = [jar for jar in found if jar not in left_out]
+    class_path, behind = (":".join(map(str, some)) for some in (jars, left_out))
     directory = cache / "archives"
     if not jars or len(class_path) > _LONGEST_ARGUMENT or ":" in f"{directory}{spark_home}":
         return None
@@ -209,7 +221,7 @@ def archive_for(cache: Path | None, java_home: Path, java_version: str, spark_ho
         seen.update(f"{file}\0{status and (status.st_size, status.st_mtime_ns)}\n".encode())
     suffix = _CACHE if (major(java_version) or 0) >= _AHEAD_OF_TIME else _CLASS_DATA
     name = f"java-{java_version}-{seen.hexdigest()[:16]}{suffix}"
-    return Archive(path=directory / name, runtime=java_home, class_path=class_path)
+    return Archive(path=directory / name, runtime=java_home, class_path=class_path, left_out=behind)
 
 
 def _precedence(jar: Path) -> tuple[int, str]:

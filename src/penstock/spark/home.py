@@ -42,10 +42,14 @@ def make_home(place: Path, spark_home: Path) -> Path:
 
 
 def start_directly(home: Path, command: Sequence[str]) -> None:
-    """Have the `spark-submit` of a home made here be this command, which gets its arguments."""
+    """Have the `spark-submit` of a home made here be this command, which gets its arguments.
+
+    Where nothing in that home can be executed, only starting it tells.
+    """
     submit = home / "bin" / _SUBMIT
     submit.unlink()
-    submit.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    # As Spark's own does, so that equal texts have equal hashes in all workers.
+    submit.write_text(f'#!/bin/sh\nexport PYTHONHASHSEED=0\nexec {shlex.join(command)} "$@"\n')
     submit.chmod(0o700)
 
 

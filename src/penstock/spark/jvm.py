@@ -87,6 +87,9 @@ def launch(conf: Mapping[str, str]) -> Jvm:
         raise JvmFailedError(
             f"the JVM of Spark ended before it was ready: {said or 'it said nothing'}"
         ) from error
+    except OSError:
+        output.close()
+        raise
     output.started()
     logging.getLogger().addFilter(_not_py4j)
     SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm

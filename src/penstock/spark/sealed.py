@@ -92,11 +92,12 @@ class Safe:
     def sealed(self, key: str, begin: int) -> Sealed:
         """What tasks are given for messages from `begin` on: the sink as it was when it last learnt something."""
         sink = self._sinks[key]
-        learnt, found = self._sealed.get(key, (-1, None))
-        if found is None or learnt != sink.learnt:
+        known, found = self._sealed.get(key, (-1, None))
+        learnt = sink.learnt  # before it is sealed: it may learn more at any moment
+        if found is None or known != learnt:
             place = None if self._directory is None else _written(self._directory, key, seal(sink))
             found = Sealed(key, place, sink.schemas, sink.name)
-            self._sealed[key] = (sink.learnt, found)
+            self._sealed[key] = (learnt, found)
         return replace(found, schemas=sink.schemas.since(begin))
 
     def clear(self) -> None:

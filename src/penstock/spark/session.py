@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import logging
 import os
 import re
 import shutil
@@ -53,6 +54,8 @@ from penstock.spark.settings import (
     refuse_reserved,
     spark_settings,
 )
+
+log = logging.getLogger(__name__)
 
 SPARK_HOME = Path(pyspark.__file__).parent
 
@@ -128,7 +131,10 @@ def session(
     plain = plain and local and "agent" not in others
     _load_meanwhile()
     with environment(_variables(local, java, places)):
-        _running = _launch(chosen, places, archive, plain, options)
+        direct = (
+            _direct(chosen, places, archive, options, whole=not short_lived) if plain and archive else None
+        )
+        _running = _launch(chosen, places, archive, plain, direct)
         try:
             return _connect(chosen)
         except BaseException as error:
@@ -262,7 +268,12 @@ def _variables(local: bool, java: Java, places: Places) -> dict[str, str]:
 
 def _load_meanwhile() -> None:
     """Load pandas while the JVM starts: PySpark wants to know, at the first word to it, whether NumPy is there."""
-    threading.Thread(target=importlib.import_module, args=["pyspark.testing.utils"], daemon=True).start()
+
+    def load() -> None:
+        with contextlib.suppress(ImportError):  # to be told by whoever needs it
+            importlib.import_module("pyspark.testing.utils")
+
+    threading.Thread(target=load, name="penstock-load", daemon=True).start()
 
 
 def command_line() -> list[str]:
@@ -274,9 +285,13 @@ def command_line() -> list[str]:
 
 
 def _launch(
-    chosen: Mapping[str, str], places: Places, archive: Archive | None, plain: bool, options: Sequence[str]
+    chosen: Mapping[str, str],
+    places: Places,
+    archive: Archive | None,
+    plain: bool,
+    direct: Sequence[str] | None = None,
 ) -> _Running:
-    """Start the JVM, with these options; one that does not come up with the archive is started again without."""
+    """Start the JVM, `direct` if that is known; one that does not come up with the archive is started again without."""
     command = {name: value for name, value in chosen.items() if _ON_COMMAND_LINE.fullmatch(name)}
     if archive is None or not archive.usable():
         return _Running(launch(command), places, archive, plain)
@@ -284,15 +299,11 @@ def _launch(
     # The JVM takes an archive if its class path begins with the one the archive was made for. Spark's own names a jar
     # twice, and a directory of this session; in front of it each jar stands once.
     command["spark.driver.extraClassPath"] = archive.class_path
-    direct = _direct(chosen, places, archive, options) if plain else None
-    if direct is not None:
-        start_directly(places.home, direct)
+    jvm = _directly(command, places, archive, direct) if direct is not None else None
     try:
-        jvm = launch(command)
+        jvm = jvm or launch(command)
     except JvmFailedError:
-        if direct is not None:
-            start_by_launcher(places.home, SPARK_HOME)
-        running = _launch(chosen, places, None, plain, options)
+        running = _launch(chosen, places, None, plain)
         archive.refused()  # only now is it known to be the archive's fault
         return replace(running, wanted=archive)
     if "sharing" in jvm.property("java.vm.info"):
@@ -302,19 +313,37 @@ def _launch(
     return _Running(jvm, places, archive, plain)
 
 
+def _directly(
+    command: Mapping[str, str], places: Places, archive: Archive, direct: Sequence[str]
+) -> Jvm | None:
+    """A JVM that is started without the launcher; None if it does not come up, which is not the archive's fault yet."""
+    start_directly(places.home, direct)
+    try:
+        return launch(command)
+    except OSError as error:  # a disk from which nothing is executed, or a file that a fork still holds open
+        log.info("Spark's launcher is needed: %s", error)
+    except JvmFailedError as error:
+        log.info("Spark's launcher is needed: %s", error)
+        archive.forget_added()
+    start_by_launcher(places.home, SPARK_HOME)
+    return None
+
+
 def _direct(
-    chosen: Mapping[str, str], places: Places, archive: Archive, options: Sequence[str]
+    chosen: Mapping[str, str], places: Places, archive: Archive, options: Sequence[str], *, whole: bool
 ) -> list[str] | None:
-    """The command that Spark's launcher would come to; None where it may come to another, or that is not known."""
+    """The command that Spark's launcher would come to; None where it may come to another, or that is not known.
+
+    Each jar is on its class path once; those that the archive leaves out are, if it is to be the `whole` of Spark.
+    """
     added = archive.added_by_launcher()
     home = os.environ["SPARK_HOME"]
     heeded = [name for name in os.environ if _HEEDED.fullmatch(name)]
     if added is None or heeded or home != str(places.home) or (places.home / "conf").exists():
         return None
     java = str(archive.runtime / "bin" / "java")
-    first = map(str, sorted((places.home / "jars").glob("slf4j-api-*.jar")))
-    class_path = ":".join([archive.class_path, f"{home}/conf", *first, f"{home}/jars/*"])
     heap = f"-Xmx{chosen['spark.driver.memory']}"
+    class_path = ":".join([archive.class_path, archive.left_out] if whole else [archive.class_path])
     return [java, "-cp", class_path, heap, *options, *archive.options_to_use(), *added, SPARK_SUBMIT]
 
 

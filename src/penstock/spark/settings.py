@@ -29,6 +29,9 @@ _RESERVED = {
 }
 
 # To a file and never to the terminal: what a person needs to know, Penstock says.
+NO_ROWS = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Where no rows pass the JVM nothing is worth compiling: for the first query alone that took a fifth of a second."""
+
 LOG_SETTINGS = """\
 status = off
 rootLogger.level = warn

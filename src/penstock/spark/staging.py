@@ -173,8 +173,15 @@ def _direct(spark: SparkSession, count: int, task: StageTask) -> list[Task]:
 
     Spark SQL would plan, and compile, the same query for each batch anew, which takes longer than a small batch lasts.
     """
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors.exceptions.captured import unwrap_spark_exception
 
-    with unwrap_spark_exception():  # as Spark SQL tells of what a worker raised
-        reports = spark.sparkContext.parallelize(range(count), count).mapPartitions(task.of_ranges).collect()
+    numbers = spark.sparkContext.parallelize(range(count), count)
+    try:
+        reports = numbers.mapPartitions(task.of_ranges).collect()
+    except Py4JJavaError as error:
+        if error.java_exception.getCause() is None:
+            raise
+        with unwrap_spark_exception():  # as Spark SQL tells of what a worker raised
+            raise
     return [msgspec.json.decode(report, type=Task) for report in reports]

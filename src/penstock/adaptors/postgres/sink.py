@@ -146,6 +146,8 @@ class PostgresPublisher(Publisher):
                     self._learn({file.target for file in staged.files})
                 raise meaning(error, "PostgreSQL did not take the batch") from error
         self._at = position
+        for file in staged.files:
+            file.remove()
         if parts:
             with faults.step("postgres clear"), telling("cannot clear up behind a batch"):
                 self._clear(connection, upto=staged.begin)
@@ -186,7 +188,10 @@ class PostgresPublisher(Publisher):
     def _works(self, connection: psycopg.Connection[Any], staged: Part) -> list[Work]:
         named = [table.target for table in staged.tables] + [file.target for file in staged.files]
         targets = list(dict.fromkeys(named))
+        straight = self._held(connection, {file.target for file in staged.files})
         known = tables_of(connection, targets)
+        if not straight:
+            known = {target: replace(table, straight=False) for target, table in known.items()}
         stages: dict[Name, list[Staging]] = {target: [] for target in targets}
         for table in staged.tables:
             if not table.raw:
@@ -211,6 +216,27 @@ class PostgresPublisher(Publisher):
             Work(replace(known[target], key=()) if append else known[target], stages[target], files[target])
             for target in targets
         ]
+
+    def _held(self, connection: psycopg.Connection[Any], targets: Set[Name]) -> bool:
+        """Keep tables as they are until the transaction ends: lines in files are of their columns as they were.
+
+        A role that may not lock them, or a table that is none any more, is no error: the rows go by way of the server.
+        """
+        if not targets:
+            return True
+        driver = need("psycopg", "postgres")
+        names = ", ".join(f"ONLY {target.sql}" for target in sorted(targets))
+        try:
+            with connection.transaction():
+                connection.execute(f"LOCK TABLE {names} IN ROW EXCLUSIVE MODE")
+        except (
+            driver.errors.InsufficientPrivilege,
+            driver.errors.UndefinedTable,
+            driver.errors.InvalidSchemaName,
+            driver.errors.WrongObjectType,
+        ):
+            return False
+        return True
 
     def _lock(self, connection: psycopg.Connection[Any]) -> None:
         """Wait for whoever has this sink; a session that was killed lets go as soon as the server sees it."""

@@ -64,6 +64,11 @@ class StagedFile(msgspec.Struct, frozen=True):
         columns = ", ".join(f"c{table.column(name).number}" for name in self.fields)
         self._copied(connection, f"COPY {stage.sql} (n, {columns}) FROM STDIN", self._numbered())
 
+    def remove(self) -> None:
+        """Its rows are published; nobody can add them once more."""
+        Path(self.path).unlink(missing_ok=True)
+        _numbers_of(Path(self.path)).unlink(missing_ok=True)
+
     def _copied(self, connection: psycopg.Connection[Any], statement: str, content: Iterator[bytes]) -> None:
         cursor = connection.cursor()
         with cursor.copy(statement) as copy:
@@ -87,7 +92,13 @@ class StagedFile(msgspec.Struct, frozen=True):
     def _numbered(self) -> Iterator[bytes]:
         import numpy as np
 
-        numbers = iter(np.fromfile(_numbers_of(Path(self.path)), np.int64).tolist())
+        try:
+            found = np.fromfile(_numbers_of(Path(self.path)), np.int64)
+        except OSError as error:
+            raise self._changed(str(error)) from error
+        if len(found) != self.rows:
+            raise self._changed(f"{len(found)} of its {self.rows} rows have a number")
+        numbers = iter(found.tolist())
         rest = b""
         for piece in self._content():
             *lines, rest = (rest + piece).split(b"\n")
