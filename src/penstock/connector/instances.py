@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 MAX_PENDING = 32 << 20
 """Bytes of all sessions of an instance that are not durable; above, each waits for its own."""
 
+_PATIENCE = 5.0
+"""Seconds that a log which is let go has for what is on its way; none if that has been waited for in vain."""
+
 
 class Instance:
     """Opened once; when its log fails, or it has moved away, another takes its place."""
@@ -111,13 +114,16 @@ class Instance:
                 await asyncio.sleep(0)  # what became durable is acknowledged in the next turn of the loop
         except (TimeoutError, PenstockError) as error:
             log.warning("instance %s: not all that came is durable: %s", self.name, error)
-        self.restart_all(address)
-        await self.close()
+            self.restart_all(address)
+            await self.close(patience=0)
+        else:
+            self.restart_all(address)
+            await self.close()
 
-    async def close(self) -> None:
+    async def close(self, patience: float = _PATIENCE) -> None:
         if self._log is not None:
             try:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(patience):
                     await self._log.flush()
             except (TimeoutError, PenstockError):
                 log.info("instance %s: closed with messages on their way", self.name)
