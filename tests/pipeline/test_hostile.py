@@ -646,7 +646,7 @@ class TestHousekeeping:
         self, here: ByHand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Otherwise the source would wait for ever for room that there is."""
-        settings = dataclasses.replace(Pipeline("p").settings, segment_bytes=1000, log_limit=1000)
+        settings = dataclasses.replace(Pipeline("p").settings, segment_bytes=1024, log_limit=1024)
         for _ in range(4):
             here.append("A" * 20)
             here.close_segment()

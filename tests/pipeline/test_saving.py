@@ -69,7 +69,7 @@ def test_policies_that_are_none(given: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "backoff"), [(-1, "1s"), (1.5, "1s"), (2, 0), (2, "-1s"), (2, float("inf"))]
+    ("times", "backoff"), [(-1, "1s"), (1.5, "1s"), (2, 0), (2, "-1s"), (2, float("inf")), (2, 1e300)]
 )
 def test_retry_refuses_at_once(times: Any, backoff: Any) -> None:
     with pytest.raises(UsageError, match="retry: "):

@@ -18,6 +18,7 @@ from penstock.base.errors import UsageError, did_you_mean
 from penstock.base.units import Unit, duration_text, size_text
 from penstock.base.variables import substitute
 from penstock.pipeline.policy import MaxLag, OnError, Policy, WhenBehind
+from penstock.pipeline.settings import LONGEST
 
 E = TypeVar("E", bound=Enum)
 
@@ -45,6 +46,8 @@ def retry(times: int, backoff: float | str = "1s", then: str = "stop") -> Policy
     if isinstance(times, bool) or not isinstance(times, int) or not 1 <= times <= MOST_RETRIES:
         raise UsageError(f"retry: expected a number of times from 1 to {MOST_RETRIES}, got {times!r}")
     seconds = _number("retry: 'backoff'", backoff, Unit.SECONDS)
+    if seconds > LONGEST:
+        raise UsageError(f"retry: 'backoff': expected at most {LONGEST:g} seconds, got {backoff!r}")
     return Policy(then=_word("retry: 'then'", then, OnError), retries=times, backoff=seconds)
 
 

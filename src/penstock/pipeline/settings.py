@@ -6,16 +6,28 @@ here are the numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypedDict, cast
 
 from penstock.base.settings import setting
 from penstock.base.units import Unit, size_text
+from penstock.journal.tokens import ValidationError
+from penstock.journal.validation_specs import FRAGMENT_LENGTH, MAX_REPLICATION, validate_store
 from penstock.log.message import MAX_MESSAGE_BYTES
 
 MIB = 1 << 20
 GIB = 1 << 30
 LARGEST_MESSAGE = MAX_MESSAGE_BYTES
+
+_LARGEST_SIZE = (1 << 63) - 1
+"""Spark counts no further."""
+
+_LARGEST_COUNT = (1 << 31) - 1
+"""Of what Spark has in lists."""
+
+LONGEST = 100 * 365 * 86_400.0
+"""Seconds. Beyond some more no clock of the system can say when such a time is over."""
 
 Size = int | str
 """Bytes, or text such as "64MB"."""
@@ -87,18 +99,17 @@ class PipelineSettings:
     )
 
     def __post_init__(self) -> None:
-        for name in (
-            "replication",
-            "segment_bytes",
-            "batch_bytes",
-            "batch_messages",
-            "partitions",
-            "log_limit",
-            "retain_bytes",
-        ):
-            _at_least(name, getattr(self, name), 1)
+        _within("segment_bytes", self.segment_bytes, *FRAGMENT_LENGTH, size_text)
+        for name in ("batch_bytes", "log_limit", "retain_bytes"):
+            _within(name, getattr(self, name), 1, _LARGEST_SIZE, size_text)
+        for name in ("batch_messages", "partitions"):
+            _within(name, getattr(self, name), 1, _LARGEST_COUNT)
+        _within("replication", self.replication, 1, MAX_REPLICATION)
         for name in ("compaction_interval", "offset_interval", "retain_age", "stop_timeout"):
-            _at_least(name, getattr(self, name), 0 if name == "stop_timeout" else 0.001)
+            least = 0.0 if name == "stop_timeout" else 0.001
+            _within(name, getattr(self, name), least, LONGEST, _days)
+        if self.store is not None:
+            _check_store(self.store)
         if not 1 <= self.max_message_bytes <= LARGEST_MESSAGE:
             largest, given = size_text(LARGEST_MESSAGE), size_text(self.max_message_bytes)
             raise ValueError(f"setting 'max_message_bytes': expected 1 byte to {largest}, got {given}")
@@ -110,6 +121,23 @@ class PipelineSettings:
             )
 
 
-def _at_least(name: str, value: float | None, least: float) -> None:
-    if value is not None and not least <= value:
-        raise ValueError(f"setting '{name}': expected a number above 0, got {value}")
+def _within(
+    name: str, value: float | None, least: float, most: float, written: Callable[..., str] = str
+) -> None:
+    if value is None or least <= value <= most:
+        return
+    if value > most:
+        raise ValueError(f"setting '{name}': expected at most {written(most)}, got {written(value)}")
+    wanted = f"{written(least)} or more" if least > 1 else "a number above 0"
+    raise ValueError(f"setting '{name}': expected {wanted}, got {value}")
+
+
+def _days(seconds: float) -> str:
+    return f"{seconds / 86_400:g} days"
+
+
+def _check_store(url: str) -> None:
+    try:
+        validate_store(url)
+    except ValidationError as error:
+        raise ValueError(f"setting 'store': {error}") from None
