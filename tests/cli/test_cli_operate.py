@@ -278,6 +278,14 @@ def test_a_run_is_told_by_the_lock_not_by_what_it_left_behind(shop: Shop) -> Non
         assert shop.lines("status")[0]["running"] is False
 
 
+@pytest.mark.parametrize("left", [b"", b'{"run":"\xff"}', b"\x00" * 100])
+def test_status_does_without_what_a_run_left_if_that_does_not_read(shop: Shop, left: bytes) -> None:
+    """It is never synced, so after a power loss it may hold anything."""
+    publish(shop.data, run_file())
+    (shop.data / "runs" / "shop.json").write_bytes(left)
+    assert shop.ok("status").startswith("shop  not running")
+
+
 def test_status_says_that_what_it_shows_of_a_run_is_old(shop: Shop) -> None:
     """As when there is no room for its file."""
     from penstock.pipeline.clock import now_us

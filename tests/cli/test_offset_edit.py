@@ -253,6 +253,8 @@ def test_import_of_what_is_no_export(shop: Shop) -> None:
     assert "cannot read none.json" in shop.fails(2, "offset", "import", "none.json", "--yes")
     (shop.path / "x.json").write_text("{")
     assert "is not an export of offsets" in shop.fails(2, "offset", "import", "x.json", "--yes")
+    (shop.path / "x.json").write_bytes(b'{"pipeline":"\xff"}')
+    assert "is not an export of offsets" in shop.fails(2, "offset", "import", "x.json", "--yes")
 
 
 def test_every_edit_is_on_record(shop: Shop) -> None:

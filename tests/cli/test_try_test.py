@@ -68,10 +68,24 @@ def test_try_tells_what_is_refused_and_ends_with_1(bench: Shop) -> None:
         (("pick", "--set", "fields"), "expected NAME=VALUE"),
         (("shop.py:slim", "--set", "fields=[]"), "--set is for built-in functions"),
         (("shop.py:slim", "--op", "insrt"), "did you mean 'insert'?"),
+        (("shop.py:audit",), "'audit' is a sink of pipeline 'shop', not a function"),
+        (("shop.py:db",), "'db' is the source of pipeline 'shop', not a function"),
+        (("omit", "--set", 'fields=["a"]', "--set", "fields=[]"), "--set fields: given twice"),
     ],
 )
 def test_try_refuses_what_makes_no_sense(bench: Shop, arguments: tuple[str, ...], words: str) -> None:
     assert words in bench.fails(2, "try", *arguments, input="{}")
+
+
+def test_try_of_bytes_that_are_no_text_and_of_text_nested_without_end(bench: Shop) -> None:
+    (bench.path / "bytes.json").write_bytes(b'{"id":"\xff"}')
+    assert "document 1 is not UTF-8" in bench.fails(
+        2, "try", "pick", "--set", 'fields=["id"]', "--file", "bytes.json"
+    )
+    (bench.path / "deep.json").write_text('{"id":' + "[" * 50_000 + "]" * 50_000 + "}")
+    told = bench.run("try", "pick", "--set", 'fields=["id"]', "--file", "deep.json")
+    assert (told.exit_code, told.stderr[:19]) == (1, "document 1 refused:")
+    assert "setting 'fields'" in bench.fails(2, "try", "pick", "--set", "fields=" + "[" * 50_000, input="{}")
 
 
 def test_try_without_a_document(bench: Shop) -> None:

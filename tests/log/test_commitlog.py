@@ -161,7 +161,7 @@ def test_points_are_places_between_records(long_log: CommitLog) -> None:
     assert onwards[-1] == long_log.point
 
 
-@pytest.mark.parametrize("damage", ["missing", "torn", "garbage", "of another log", "ahead"])
+@pytest.mark.parametrize("damage", ["missing", "torn", "garbage", "no text", "of another log", "ahead"])
 def test_a_wrong_cache_is_noticed_and_made_anew(
     long_log: CommitLog, client: Client, tmp_path: Path, damage: str
 ) -> None:
@@ -178,6 +178,8 @@ def test_a_wrong_cache_is_noticed_and_made_anew(
     elif damage == "garbage":
         index.write_bytes(random.Random(1).randbytes(160))
         state.write_bytes(b"{}garbage")
+    elif damage == "no text":
+        state.write_bytes(b'{"namespaces":{"\xff\xfe":{}}}')
     elif damage == "of another log":
         cache.discard()
         cache.add([LogPoint(o, b) for o, b in zip(range(5, 50, 5), range(100, 1000, 100), strict=True)])  # type: ignore[arg-type]

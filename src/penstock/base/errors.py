@@ -15,6 +15,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+import msgspec
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not what was wanted: no JSON, no UTF-8, nested beyond any honest text."""
+
 
 class PenstockError(Exception):
     """Base of all errors; `hint` tells what to do next."""

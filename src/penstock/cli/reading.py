@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 import click
 import msgspec
 
-from penstock.base.errors import CorruptError, PenstockError, UsageError
+from penstock.base.errors import UNREADABLE, CorruptError, PenstockError, UsageError
 from penstock.base.signals import next_of
 from penstock.cli.common import visible
 from penstock.journal import codecs
@@ -296,7 +296,7 @@ def ended_by_signals() -> Iterator[None]:
 def load_offsets(path: Path) -> dict[str, int]:
     try:
         found = msgspec.json.decode(path.read_bytes(), type=dict[str, int])
-    except (msgspec.DecodeError, OSError) as error:
+    except (*UNREADABLE, OSError) as error:
         raise UsageError(
             f"cannot read offsets from {path}: {error}", hint='expected an object such as {"a/journal": 42}'
         ) from None

@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 from penstock import __version__
-from penstock.base.errors import AwayError, UsageError
+from penstock.base.errors import UNREADABLE, AwayError, UsageError
 from penstock.console.access import Access
 from penstock.console.actions import Actions, Outcome, Plan, Wish
 from penstock.console.answers import json_answer, problem
@@ -211,5 +211,5 @@ class Console:
 async def _wish(request: web.Request) -> Wish:
     try:
         return msgspec.json.decode(await request.read(), type=Wish)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise UsageError(f"the request does not read: {error}") from None

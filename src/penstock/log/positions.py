@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from penstock.base.errors import CorruptError
+from penstock.base.errors import UNREADABLE, CorruptError
 from penstock.log import record as rec
 from penstock.log.message import ByteOffset, Message, MessageOffset, Mode, Position, Resume
 from penstock.log.record import Record
@@ -313,7 +313,7 @@ class LogCache:
         """The snapshot, if there is one that reads."""
         try:
             return msgspec.json.decode(self._state.read_bytes(), type=LogState)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, *UNREADABLE):
             return None
 
     def add(self, points: list[LogPoint]) -> None:

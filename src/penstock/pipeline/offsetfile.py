@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.base.errors import UsageError
+from penstock.base.errors import UNREADABLE, UsageError
 from penstock.log.journals import NAME
 from penstock.log.offsets import Commit, SinkOffsets
 from penstock.pipeline.operations import Directory
@@ -123,7 +123,7 @@ def read(text: bytes, where: str) -> Exported:
     """The export in a file; refuses what is none."""
     try:
         found = msgspec.json.decode(text, type=Exported)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise UsageError(
             f"{where} is not an export of offsets: {error}", hint="`penstock offset export` writes one"
         ) from None

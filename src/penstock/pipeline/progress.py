@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.base.errors import UNREADABLE
 from penstock.log.transaction import Transaction
 
 
@@ -166,7 +167,7 @@ def published(directory: Path, pipeline: str) -> RunFile | None:
     """What the newest run left; None if there is none that reads."""
     try:
         return msgspec.json.decode(run_file(directory, pipeline).read_bytes(), type=RunFile)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, *UNREADABLE):
         return None
 
 

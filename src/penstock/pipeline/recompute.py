@@ -188,6 +188,9 @@ def function_node(pipeline: Pipeline, node: str) -> TransformNode:
     for step in pipeline.transform_nodes:
         if step.name == node:
             return step
+    others = {sink.name: "a sink" for sink in pipeline.sink_nodes} | {pipeline.source_node.name: "the source"}
+    if node in others:
+        raise UsageError(f"'{node}' is {others[node]} of pipeline '{pipeline.name}', not a function")
     names = [
         pipeline.source_node.name,
         *(step.name for step in pipeline.transform_nodes),

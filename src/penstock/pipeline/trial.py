@@ -9,7 +9,7 @@ import msgspec
 
 from penstock import functions
 from penstock.adaptors.discard import Discard
-from penstock.base.errors import UsageError, did_you_mean
+from penstock.base.errors import UNREADABLE, UsageError, did_you_mean
 from penstock.functions.base import Function
 from penstock.log.message import OP_WORDS, Mode, Op
 from penstock.log.record import Record
@@ -42,7 +42,7 @@ def documents(text: bytes) -> list[bytes]:
         )
     try:
         msgspec.json.decode(whole)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return [line.strip() for line in whole.splitlines() if line.strip()]
     return [whole]
 
@@ -54,9 +54,11 @@ def settings(given: Sequence[str]) -> dict[str, object]:
         name, equals, value = item.partition("=")
         if not equals or not name:
             raise UsageError(f"--set {item}: expected NAME=VALUE", hint="""as in --set 'fields=["id"]'""")
+        if name in found:
+            raise UsageError(f"--set {name}: given twice")
         try:
             found[name] = msgspec.json.decode(value)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             found[name] = value
     return found
 
