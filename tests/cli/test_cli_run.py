@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import sqlite3
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from penstock.base.errors import InUseError, PenstockError
 from penstock.cli import render
-from penstock.cli.run import remarks, throttled, what_next
+from penstock.cli.run import remarks, throttled, what_next, without_room
 from penstock.pipeline.progress import NodeProgress, Progress, SinkSummary
 from penstock.spark.reach import Reach
 
@@ -179,6 +180,48 @@ def test_reports_are_passed_on_once_a_second() -> None:
     for number in range(6):
         report(Progress("shop", number, "running", number))
     assert [progress.log_next for progress in passed] == [0, 3, 5]
+
+
+def test_a_report_that_finds_no_room_is_told_once_and_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
+    """A service prints into a file, and the disk is full for a while."""
+    room = iter([False, False, True, False, True])
+    passed: list[Progress] = []
+
+    def written(progress: Progress) -> None:
+        if not next(room):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        passed.append(progress)
+
+    report = without_room(written)
+    for number in range(5):
+        report(Progress("shop", number, "running", number))
+    assert [progress.log_next for progress in passed] == [2, 4]
+    assert (
+        caplog.messages == ["how it goes cannot be printed, and the run goes on: No space left on device"] * 2
+    )
+
+
+def test_who_reads_reports_and_goes_away_ends_the_run() -> None:
+    def gone(_: Progress) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    with pytest.raises(BrokenPipeError):
+        without_room(gone)(Progress("shop", 0.0, "running", 0))
+
+
+def test_a_run_that_prints_into_a_full_disk_goes_on(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def emit(value: dict[str, object]) -> None:
+        if value["event"] == "progress":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("penstock.cli.run.emit", emit)
+    (tmp_path / "none.yaml").write_text(
+        "pipeline: none\nsource: {name: s, adaptor: generate, settings: {count: 0}, "
+        "then: [{save: t, adaptor: discard}]}\n"
+    )
+    assert invoke("run", str(tmp_path / "none.yaml"), "--data-dir", str(tmp_path / "data")).exit_code == 0
 
 
 def test_a_new_phase_is_passed_on_at_once() -> None:

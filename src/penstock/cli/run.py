@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import logging
 import os
 import shlex
 import sys
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 Report = Callable[["Progress"], None]
 Failed = Callable[["Summary"], None]
+
+log = logging.getLogger(__name__)
 
 _QUIET_SECONDS = 1.0
 _COLLECTIONS = (50_000, 20, 20)
@@ -233,7 +236,8 @@ def _in_lines(carry_out: Callable[[Report, Failed], Summary]) -> Summary:
     def tell_end(summary: Summary) -> None:
         emit(labelled("summary", summary))
 
-    summary = carry_out(throttled(lambda progress: emit(labelled("progress", progress))), tell_end)
+    tell = without_room(lambda progress: emit(labelled("progress", progress)))
+    summary = carry_out(throttled(tell), tell_end)
     tell_end(summary)
     if summary.message:
         click.echo(f"Error: {visible(summary.message)}", err=True)
@@ -248,6 +252,29 @@ def labelled(event: str, value: Progress | Summary) -> dict[str, object]:
 
     fields: dict[str, object] = msgspec.to_builtins(value)
     return {"event": event, **fields}
+
+
+def without_room(report: Report) -> Report:
+    """Do without a report that finds no room, as in a file on a full disk: told once, and the messages go on.
+
+    Whoever reads and goes away ends the run, as any command of a pipe.
+    """
+    lost = False
+
+    def passed_on(progress: Progress) -> None:
+        nonlocal lost
+        try:
+            report(progress)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if not lost:
+                log.warning("how it goes cannot be printed, and the run goes on: %s", error.strerror)
+            lost = True
+        else:
+            lost = False
+
+    return passed_on
 
 
 def throttled(report: Report, clock: Callable[[], float] = time.monotonic) -> Report:
