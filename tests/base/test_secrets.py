@@ -6,6 +6,8 @@ import base64
 import io
 import json
 import logging
+import re
+import time
 from collections.abc import Callable, Iterator
 from urllib.parse import quote, quote_plus
 
@@ -102,6 +104,20 @@ def logged(format: str = "%(message)s") -> tuple[logging.Logger, io.StringIO]:
     logger.addHandler(handler)
     mask_logs(logger)
     return logger, out
+
+
+@given(st.text(alphabet="a:/@?#'\" \n", max_size=30))
+def test_of_each_word_what_stands_between_user_and_last_at_sign_is_masked(text: str) -> None:
+    slowly = re.sub(r"""(://[^:/?#@\s"']*):[^\s"']*@""", r"\1:***@", text)
+    assert mask(text) == slowly
+
+
+@pytest.mark.parametrize("part", ["://a:", "://", "://:@", "a:@://"])
+def test_a_text_of_anybody_is_masked_in_time(part: str) -> None:
+    """Functions log messages, and errors quote them: 5 MB of this took hours."""
+    before = time.monotonic()
+    mask(part * 1_000_000)
+    assert time.monotonic() - before < 10
 
 
 def test_logs_are_masked_arguments_and_tracebacks_too() -> None:

@@ -27,7 +27,9 @@ SHORTEST = 4
 _SHORTEST_LINE = 8
 """Of a secret of several lines, shorter lines (braces, `-----`) tell nothing."""
 
-_PASSWORD = re.compile(r"""(://[^:/?#@\s"']*):[^\s"']*@""")
+_WORD = re.compile(r"""[^\s"']+""")
+_USER = re.compile(r"://[^:/?#@]*:")
+"""Up to its password. What stands behind it goes as far as the word's last `@`."""
 _PARAMETER = re.compile(
     r"""([?&;\s](?:password|passwd|pwd|secret|token|api_?key|access_?key)=)[^&;\s"']+""", re.IGNORECASE
 )
@@ -70,9 +72,17 @@ def mask(text: str) -> str:
     pattern = _pattern
     if pattern is not None:
         text = pattern.sub(MASK, text)
-    if "://" in text:
-        text = _PASSWORD.sub(rf"\1:{MASK}@", text)
+    if "://" in text and "@" in text:
+        text = _WORD.sub(_without_password, text)
     return _PARAMETER.sub(rf"\1{MASK}", text) if "=" in text else text
+
+
+def _without_password(found: re.Match[str]) -> str:
+    """A word is looked through once, however it is written: texts may be as long as a message, and anybody's."""
+    word = found[0]
+    last = word.rfind("@")
+    user = _USER.search(word, 0, last) if last > 0 else None
+    return word if user is None else f"{word[: user.end()]}{MASK}{word[last:]}"
 
 
 def forget_all() -> None:
