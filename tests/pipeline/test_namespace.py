@@ -170,3 +170,8 @@ def test_names_that_match_more_than_the_pattern_seems_to_say(
     pattern: str, namespaces: list[str], surprising: list[str]
 ) -> None:
     assert Namespace(pattern).surprises(namespaces) == surprising
+
+
+def test_no_name_holds_the_matcher_up() -> None:
+    assert not Namespace("^(a+)+$").matches("a" * 60 + "!")
+    assert Namespace("^(a+)+$").matches("a" * 60)

@@ -32,6 +32,7 @@ import msgspec
 
 from penstock.base.errors import did_you_mean
 from penstock.base.patterns import checked_pattern
+from penstock.base.searching import finder
 from penstock.base.settings import setting
 from penstock.functions.base import FunctionError
 from penstock.functions.kinds import NOT_AN_OBJECT, TextFunction, not_an_object, value_reader_of
@@ -111,13 +112,13 @@ class _Equals:
 
 @dataclass(frozen=True)
 class _Finds:
-    pattern: re.Pattern[str]
+    pattern: str
 
     def holds(self, field: str, value: msgspec.Raw) -> bool:
         text = bytes(value)
         if not text.startswith(b'"'):
             raise FunctionError(f"field '{field}': '=~' wants a string, the value is {_kind(text)}")
-        return self.pattern.search(_string(field, text)) is not None
+        return finder(self.pattern)(_string(field, text))
 
 
 @dataclass(frozen=True)
@@ -162,10 +163,11 @@ def _exact(match: object) -> object:
     raise ValueError(f"setting 'match': expected a JSON value, got {match!r}")
 
 
-def _pattern(match: object) -> re.Pattern[str]:
+def _pattern(match: object) -> str:
     if not isinstance(match, str):
         raise ValueError(f"setting 'match': '=~' wants a pattern, got {match!r}")
-    return checked_pattern(match, "function 'skip': setting 'match': bad pattern")
+    checked_pattern(match, "function 'skip': setting 'match': bad pattern")
+    return match
 
 
 def _limit(match: object) -> Decimal:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from penstock.base.errors import UsageError
-from penstock.base.patterns import checked_pattern, compiled
+from penstock.base.patterns import checked_pattern
+from penstock.base.searching import finder
 
 _ALWAYS = frozenset({"", ".*", "^", "$", "^.*", ".*$"})
 """Patterns that are found in any text."""
@@ -67,8 +68,8 @@ class Namespace:
         """
         if not _PLAIN.fullmatch(self.pattern) or self.everything:
             return []
-        whole = compiled(rf"(?:^|\.)(?:{self.pattern})$")
-        return [ns for ns in namespaces if self.matches(ns) and not whole.search(ns)]
+        whole = finder(rf"(?:^|\.)(?:{self.pattern})$")
+        return [ns for ns in namespaces if self.matches(ns) and not whole(ns)]
 
     def __str__(self) -> str:
         return self.pattern or ".*"
@@ -76,4 +77,4 @@ class Namespace:
 
 @lru_cache(maxsize=16_384)
 def _found(pattern: str, ns: str) -> bool:
-    return compiled(pattern).search(ns) is not None
+    return finder(pattern)(ns)
