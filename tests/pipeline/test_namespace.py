@@ -69,6 +69,7 @@ def test_not_everything(pattern: str) -> None:
         ("a{,3}", 2, "lower end"),
         ("a{2000}", 2, "above 999"),
         (r"a\Z", 2, r"'\Z'"),
+        (r"a\Bb", 2, r"'\B'"),
         (r"\u0041", 1, "character code"),
         ("[[:alpha:]]", 2, "engines disagree"),
         ("x[a[b]]", 2, "a set within a set"),

@@ -1,8 +1,8 @@
-"""Regular expressions in one dialect, whoever runs them.
+"""Regular expressions in one dialect, and one engine that searches for them.
 
-A pattern in a pipeline file may be searched for by Python, by Java inside Spark, or by a tool that uses RE2. So it
-keeps to what these three share, and anything else is refused when the file is read, with the place and a way
-out. `\\w`, `\\d` and `\\b` know ASCII only.
+A pattern keeps to what Python, Java and RE2 read alike, and anything else is refused when the file is read, with the
+place and a way out. `\\w`, `\\d` and `\\b` know ASCII only. The engine is RE2, as it was the original's: texts come
+from anywhere, and it takes a time that grows with the text, where others try 2^n ways for `(a+)+$` in n letters.
 """
 
 from __future__ import annotations
@@ -10,25 +10,33 @@ from __future__ import annotations
 import re
 import warnings
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.base.errors import UsageError
 
 
-def checked_pattern(text: str, what: str) -> re.Pattern[str]:
-    """Compile `text` if every engine would read it alike; `what` names it in errors, as in `namespace pattern`."""
+def found(pattern: str, text: str) -> bool:
+    """Whether a pattern that was checked before is found anywhere in the text."""
+    return _compiled(pattern).search(text.encode(errors="surrogatepass")) is not None
+
+
+def checked_pattern(text: str, what: str) -> str:
+    """The pattern, if every engine would read it alike; `what` names it in errors, as in `namespace pattern`."""
     try:
         _check(text)
     except _RefusalError as error:
         place, complaint, instead = error.args
         raise UsageError(f"{what} '{text}', character {place + 1}: {complaint}", hint=instead) from None
-    return compiled(text)
+    return text
 
 
 @lru_cache(maxsize=256)
-def compiled(text: str) -> re.Pattern[str]:
-    """A pattern that was checked before."""
-    return re.compile(text, re.ASCII)
+def _compiled(pattern: str) -> Any:
+    import re2
+
+    options = re2.Options()
+    options.log_errors = False
+    return re2.compile(pattern.encode(), options=options)
 
 
 class _RefusalError(Exception):
@@ -63,6 +71,7 @@ _FOREIGN = (
     _Foreign(re.compile(r"\\v|\[\^?\]?(?:\\.|[^\]\\])*?\\v"), "'\\v'", r"write '\x0b'"),
     _Foreign(re.compile(r"\\[^\x00-\x7f]"), "an escaped letter", "leave out the backslash"),
     _Foreign(re.compile(r"\\Z"), "'\\Z'", "write '$'"),
+    _Foreign(re.compile(r"\\B"), "'\\B'", "name the letters beside it"),
     _Foreign(re.compile(r"\\[uUN]"), "an escaped character code", "write the character itself"),
 )  # fmt: skip
 
@@ -77,7 +86,7 @@ def _check(pattern: str) -> None:
             warnings.simplefilter("error", FutureWarning)
             re.compile(pattern, re.ASCII)
     except FutureWarning as error:
-        at = int(found[1]) if (found := re.search(r"position (\d+)", str(error))) else 0
+        at = int(place[1]) if (place := re.search(r"position (\d+)", str(error))) else 0
         raise _RefusalError(
             at, "engines disagree about this set", r"escape '[', '&', '-', '|' and '~' in it"
         ) from None
@@ -88,8 +97,21 @@ def _check(pattern: str) -> None:
     except (OverflowError, RecursionError) as error:
         raise _RefusalError(0, str(error), "write a shorter pattern") from None
     position = 0
-    while found := _TOKEN.match(pattern, position):
+    while token := _TOKEN.match(pattern, position):
         for foreign in _FOREIGN:
             if foreign.sign.match(pattern, position):
                 raise _RefusalError(position, f"{foreign.what} is not supported", foreign.instead)
-        position = found.end()
+        position = token.end()
+    _check_by_engine(pattern)
+
+
+def _check_by_engine(pattern: str) -> None:
+    """What is left to refuse is mostly size: repetitions within repetitions are written out."""
+    import re2
+
+    try:
+        _compiled(pattern)
+    except re2.error as error:
+        complaint = error.args[0]
+        shown = complaint.decode() if isinstance(complaint, bytes) else str(complaint)
+        raise _RefusalError(0, shown, "write a simpler pattern") from None

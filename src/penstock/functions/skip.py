@@ -31,8 +31,7 @@ from typing import ClassVar, Protocol
 import msgspec
 
 from penstock.base.errors import did_you_mean
-from penstock.base.patterns import checked_pattern
-from penstock.base.searching import finder
+from penstock.base.patterns import checked_pattern, found
 from penstock.base.settings import setting
 from penstock.functions.base import FunctionError
 from penstock.functions.kinds import NOT_AN_OBJECT, TextFunction, not_an_object, value_reader_of
@@ -118,7 +117,7 @@ class _Finds:
         text = bytes(value)
         if not text.startswith(b'"'):
             raise FunctionError(f"field '{field}': '=~' wants a string, the value is {_kind(text)}")
-        return finder(self.pattern)(_string(field, text))
+        return found(self.pattern, _string(field, text))
 
 
 @dataclass(frozen=True)
@@ -166,8 +165,7 @@ def _exact(match: object) -> object:
 def _pattern(match: object) -> str:
     if not isinstance(match, str):
         raise ValueError(f"setting 'match': '=~' wants a pattern, got {match!r}")
-    checked_pattern(match, "function 'skip': setting 'match': bad pattern")
-    return match
+    return checked_pattern(match, "function 'skip': setting 'match': bad pattern")
 
 
 def _limit(match: object) -> Decimal:

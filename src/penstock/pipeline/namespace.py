@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from penstock.base.errors import UsageError
-from penstock.base.patterns import checked_pattern
-from penstock.base.searching import finder
+from penstock.base.patterns import checked_pattern, found
 
 _ALWAYS = frozenset({"", ".*", "^", "$", "^.*", ".*$"})
 """Patterns that are found in any text."""
@@ -68,8 +67,8 @@ class Namespace:
         """
         if not _PLAIN.fullmatch(self.pattern) or self.everything:
             return []
-        whole = finder(rf"(?:^|\.)(?:{self.pattern})$")
-        return [ns for ns in namespaces if self.matches(ns) and not whole(ns)]
+        whole = rf"(?:^|\.)(?:{self.pattern})$"
+        return [ns for ns in namespaces if self.matches(ns) and not found(whole, ns)]
 
     def __str__(self) -> str:
         return self.pattern or ".*"
@@ -77,4 +76,4 @@ class Namespace:
 
 @lru_cache(maxsize=16_384)
 def _found(pattern: str, ns: str) -> bool:
-    return finder(pattern)(ns)
+    return found(pattern, ns)
