@@ -45,10 +45,22 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> None:
         ("$${file:x} $${secret:X}", "${file:x} ${secret:X}"),
         ("${file:-other}", "other"),  # a variable named file
         ("$HOST $ {HOST} ${} ${1} $${}", "$HOST $ {HOST} ${} ${1} $${}"),
+        ("`${m.ns} ${a-b} ${f(X)}`", "`${m.ns} ${a-b} ${f(X)}`"),  # of JavaScript
+        ("$${OUT-x} $${ OUT }", "${OUT-x} ${ OUT }"),
     ],
 )
 def test_variables_are_replaced(text: str, expected: str) -> None:
     assert substitute(text, "here") == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["${OUT-x}", "${OUT:x}", "${OUT?}", "${OUT=x}", "${OUT:=x}", "${ OUT }", "${OUT-DIR}"]
+)
+def test_what_is_meant_for_a_variable_is_refused_and_not_taken_for_text(text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        substitute(f"file://{text}/x", "here")
+    assert error.value.message == f"here: {text} is no variable"
+    assert error.value.hint == f"write ${{NAME}} or ${{NAME:-default}}; for the text itself, ${text}"
 
 
 @pytest.mark.usefixtures("variables")

@@ -44,6 +44,11 @@ def test_retry_waits_twice_as_long_each_time_and_then_stops() -> None:
     assert answers == [("retrying", 2.0), ("retrying", 4.0), ("retrying", 8.0), None]
 
 
+def test_a_pause_that_was_asked_for_is_not_cut_short() -> None:
+    troubles = Troubles(Policy(retries=3, backoff=600.0))
+    assert [troubles.after(REFUSED) for _ in range(4)] == [*[("retrying", 600.0)] * 3, None]
+
+
 def test_retry_may_end_among_the_dead_letters() -> None:
     troubles = Troubles(Policy(OnError.DEAD_LETTER, retries=1, backoff=1.0))
     assert not troubles.buries

@@ -6,6 +6,7 @@
     ${file:PATH}       the content of a file, without its last newline; relative to the pipeline file
     $${NAME}           the text ${NAME} itself
 
+A name in capitals with anything else around it, `${OUT-x}` or `${ OUT }`, is refused: who writes so means a variable.
 What a variable holds is taken as it is, never looked into again. Where the files come from is the `scope` in which
 settings are loaded; without one there is the environment alone.
 """
@@ -26,8 +27,11 @@ from penstock.base.errors import UsageError, did_you_mean
 
 _VARIABLE = re.compile(
     r"\$(?P<escape>\$)?\{"
-    r"(?:(?P<kind>file|secret):(?!-)(?P<of>[^}]*)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?)\}"
+    r"(?:(?P<kind>file|secret):(?!-)(?P<of>[^}]*)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?"
+    r"|(?P<mistaken>\s*[A-Z][A-Z0-9_]*\s*(?:[-:=?+][^}]*)?))\}"
 )
+"""Last what a person or a shell would take for a variable: `${OUT-x}`, `${OUT:x}`, `${ OUT }`."""
+
 _MOST_BYTES = 1 << 20
 
 
@@ -71,6 +75,11 @@ def substitute(value: object, where: str) -> object:
 def _variable(found: re.Match[str], where: str) -> str:
     if found["escape"]:
         return found[0][1:]
+    if found["mistaken"]:
+        raise UsageError(
+            f"{where}: {found[0]} is no variable",
+            hint=f"write ${{NAME}} or ${{NAME:-default}}; for the text itself, ${found[0]}",
+        )
     if found["kind"] == "file":
         return _content(found["of"], where)
     if found["kind"] == "secret":

@@ -201,6 +201,16 @@ class DataDir:
             return None
         return found.st_dev, found.st_ino
 
+    def displaced(self, ours: tuple[int, int] | None) -> DisplacedError | None:
+        """What to say if the file that we hold the lock of is not here any more; None while it is."""
+        if ours is None or self.lock_file() == ours:
+            return None
+        return DisplacedError(
+            f"the data directory {self.path}, or the file LOCK in it, was moved, removed or replaced "
+            "while this process had it",
+            hint="bring the directory back to its place, and start again: it has all that was acknowledged before",
+        )
+
     def owner(self) -> Owner | None:
         """Who holds the lock now, or None."""
         try:

@@ -26,7 +26,7 @@ from penstock.base.errors import PenstockError, UsageError
 from penstock.journal import wire
 from penstock.journal.auth import Authorizer, OpenAuthorizer
 from penstock.journal.broker import Broker, BrokerOptions
-from penstock.journal.datadir import DataDir, DisplacedError
+from penstock.journal.datadir import DataDir
 from penstock.journal.flow import FlowLimits
 from penstock.journal.keys import MemberId
 
@@ -222,15 +222,11 @@ async def _stopped(directory: DataDir, stop: asyncio.Event) -> None:
     that has nothing else, and another process might own that.
     """
     ours = directory.lock_file()
-    while ours is None or directory.lock_file() == ours:
+    while (error := directory.displaced(ours)) is None:
+        if stop.is_set():
+            return
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _LOOK)
-            return
-    error = DisplacedError(
-        f"the data directory {directory.path}, or the file LOCK in it, was moved, removed or replaced "
-        "while this process had it",
-        hint="bring the directory back to its place, and start again: it has all that was acknowledged before",
-    )
     log.error("%s", error.message)
     raise error
 

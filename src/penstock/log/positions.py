@@ -345,12 +345,12 @@ class LogCache:
             os.truncate(self._index, len(self.entries()) * _ENTRY.size)
 
     def _write_index(self, points: list[LogPoint]) -> None:
-        self._index.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._index.parent.mkdir(mode=0o700, exist_ok=True)
         with self._writing, self._index.open("ab") as file:
             file.write(b"".join(_ENTRY.pack(*point) for point in points))
 
     def _write_state(self, state: LogState) -> None:
-        self._state.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._state.parent.mkdir(mode=0o700, exist_ok=True)
         aside = self._state.with_suffix(".partial")
         self.saved_bytes = aside.write_bytes(msgspec.json.encode(state))
         aside.rename(self._state)

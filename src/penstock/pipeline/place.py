@@ -32,6 +32,12 @@ class Place:
     client: Client
     reach: Reach
     remote: bool
+    lock: tuple[int, int] | None = None
+    """The file by which the directory is ours."""
+
+    def displaced(self) -> PenstockError | None:
+        """Why nothing goes on that needs the directory, if somebody has taken it away; None if it is there."""
+        return self.directory.displaced(self.lock)
 
 
 @contextmanager
@@ -39,7 +45,8 @@ def open_place(data_dir: Path, broker: Reach | None) -> Iterator[Place]:
     """Own `data_dir`; be its broker unless another `broker` is named."""
     if broker is None:
         with EmbeddedBroker(data_dir) as embedded, embedded.client() as client:
-            yield Place(embedded.directory, client, Reach(embedded.address), remote=False)
+            ours = embedded.directory
+            yield Place(ours, client, Reach(embedded.address), remote=False, lock=ours.lock_file())
         return
     directory, disk = DataDir(data_dir), Disk()
     lock = Lock(directory, disk, _PATIENCE)

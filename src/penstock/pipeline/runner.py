@@ -238,7 +238,7 @@ class _Run:
             with beating(self.signs.beat, BEAT_SECONDS):
                 self._go_on()
         except BaseException as error:  # noqa: BLE001 - raised again by `run`, once everything has ended
-            self.failure = error
+            self.failure = self._place.displaced() or error
         self._shut_down()
         elapsed = time.monotonic() - self._started
         summary = account(self._pipeline.name, elapsed, self._ingest, self._sinks, self.failure)

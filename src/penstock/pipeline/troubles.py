@@ -51,7 +51,8 @@ class Troubles:
     def _after_refusal(self) -> tuple[str, float] | None:
         if self.refusals < self.policy.retries:
             self.refusals += 1
-            return "retrying", min(self.policy.backoff * 2 ** (self.refusals - 1), _LONGEST)
+            longest = max(_LONGEST, self.policy.backoff)
+            return "retrying", min(self.policy.backoff * 2 ** (self.refusals - 1), longest)
         if self.policy.then is not OnError.DEAD_LETTER or self.failures > RESTARTS:
             return None
         self.failures += 1
