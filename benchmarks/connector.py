@@ -1,11 +1,13 @@
 """Connectors, measured: durable messages of 100 bytes from the source kit through a worker, and how long an ACK takes.
 
 The kit's source gives its messages in columns; one figure is of a source that gives records one by one. Broker, workers
-and the bare sink are processes of their own, reached over TCP on the loopback interface; the embedded worker has a data
-directory of its own, and the broker in its process. Beside our figures stands a bare asyncio sink that reads the same
-bytes and keeps nothing, in rotated order, with two senders: one that has the bytes before the clock starts, and one
-that reads the same stream and encodes it by the kit's own code while it sends. Read the ratios. The processor time of a
-message is that of all threads of a process, the system's work for it included.
+and the bare sinks are processes of their own, reached over TCP on the loopback interface; the embedded worker has a
+data directory of its own, and the broker in its process.
+
+Beside each figure stands, in rotated order, a bare asyncio sink in the worker's place: the same source sends it the
+same bytes by the kit's own code, and it reads them and keeps nothing. One more figure is of a bare sink whose sender
+has all bytes before the clock starts, so that nobody makes a message at all: what the socket alone can do. Read the
+ratios. The processor time of a message is that of all threads of a process, the system's work for it included.
 
     python benchmarks/connector.py [--rounds 3] [--count 600000] [--json]
 """
@@ -23,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import count as counting
 from pathlib import Path
 
@@ -36,12 +39,11 @@ WARM = 20_000
 _instances = counting()
 
 BARE = """
-import asyncio, sys
+import asyncio
 class Sink(asyncio.Protocol):
-    def connection_made(self, transport): self.transport, self.left = transport, int(sys.argv[1])
-    def data_received(self, data):
-        self.left -= len(data)
-        if self.left <= 0: self.transport.write(b"."); self.left = int(sys.argv[1])
+    def connection_made(self, transport): self.transport, self.read = transport, 0
+    def data_received(self, data): self.read += len(data)
+    def eof_received(self): self.transport.write(b"%d\\n" % self.read)
 async def main():
     server = await asyncio.get_running_loop().create_server(Sink, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
@@ -135,31 +137,40 @@ async def through(addresses: list[str], total: int, kind: type[Bodies] = Bodies)
     return each * len(addresses) / (time.perf_counter() - begin)
 
 
-async def bare(port: int, chunks: list[bytes], total: int) -> float:
-    """Messages a second into the bare sink: the same bytes, encoded before."""
+async def into_bare(ports: list[int], total: int, kind: type[Bodies] = Bodies) -> float:
+    """Messages a second into bare sinks, one source of the kit at each: nobody answers, and nothing is kept."""
+    each = total // len(ports)
+    begin = time.perf_counter()
+    await asyncio.gather(*(_sent(port, kind("s", each)) for port in ports))
+    return each * len(ports) / (time.perf_counter() - begin)
+
+
+async def _sent(port: int, stream: Bodies) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    link = Link("", reader, writer)
+    link.session.credits.grant(stream.total)
+    while records := stream.read():
+        await link.send_messages(stream_id(stream.name), records, fr.CAUTIOUS_FRAME)
+    assert await _read(reader, writer) > stream.total * len(min(stream.bodies, key=len))
+
+
+async def finished(port: int, chunks: list[bytes], total: int) -> float:
+    """Messages a second into the bare sink from a sender that encoded them before."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     begin = time.perf_counter()
     for chunk in chunks:
         writer.write(chunk)
         await writer.drain()
-    await reader.readexactly(1)
-    taken = time.perf_counter() - begin
-    writer.close()
-    return total / taken
+    assert await _read(reader, writer) == sum(map(len, chunks))
+    return total / (time.perf_counter() - begin)
 
 
-async def encoding(port: int, total: int) -> float:
-    """Messages a second into the bare sink from a sender that reads and encodes them as a kit source does."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    link, stream = Link("", reader, writer), Bodies("s", total)
-    link.session.credits.grant(total)
-    begin = time.perf_counter()
-    while records := stream.read():
-        await link.send_messages(stream_id("s"), records, fr.CAUTIOUS_FRAME)
-    await reader.readexactly(1)
-    taken = time.perf_counter() - begin
+async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
+    """The bytes that the sink has read when it is sent no more."""
+    writer.write_eof()
+    read = int(await reader.readline())
     writer.close()
-    return total / taken
+    return read
 
 
 def processor_seconds(pid: int) -> float:
@@ -186,25 +197,44 @@ def chunks_of(total: int) -> list[bytes]:
     return [b"".join(frames[at : at + BATCH]) for at in range(0, total, BATCH)]
 
 
-async def measured(
-    rounds: int,
-    total: int,
-    workers: list[str],
-    embedded: str,
-    port: int,
-    chunks: list[bytes],
-    pids: dict[str, int],
-) -> dict[str, float]:
-    for address in (*workers, embedded):
+@dataclass(frozen=True)
+class Place:
+    """Where the messages go."""
+
+    workers: list[str]
+    embedded: str
+    bare: list[int]
+    pids: dict[str, int]
+
+
+CASES = {
+    "one worker": "",
+    "two workers": "an instance each",
+    "embedded": "one worker, the broker in its process",
+    "varied": "the same, bodies of 60 to 140 bytes",
+    "singly": "the same, from a source that gives records one by one",
+}
+BARE_OF = {"one worker": "bare", "two workers": "two bare", "embedded": "bare"} | {
+    name: f"bare, {name}" for name in ("varied", "singly")
+}
+"""What stands beside each case: the same source, sending to so many bare sinks."""
+
+
+async def measured(rounds: int, total: int, place: Place) -> dict[str, float]:
+    workers, near, chunks = place.workers, [place.embedded], chunks_of(total)
+    for address in (*workers, *near):
         await through([address], WARM)
     cases: dict[str, Callable[[], Awaitable[float]]] = {
         "one worker": lambda: through(workers[:1], total),
+        "bare": lambda: into_bare(place.bare[:1], total),
         "two workers": lambda: through(workers, total),
-        "embedded": lambda: through([embedded], total),
-        "varied": lambda: through([embedded], total, Varied),
-        "singly": lambda: through([embedded], total, Singly),
-        "bare sink": lambda: bare(port, chunks, total),
-        "encoding": lambda: encoding(port, total),
+        "two bare": lambda: into_bare(place.bare, total),
+        "embedded": lambda: through(near, total),
+        "varied": lambda: through(near, total, Varied),
+        "bare, varied": lambda: into_bare(place.bare[:1], total, Varied),
+        "singly": lambda: through(near, total, Singly),
+        "bare, singly": lambda: into_bare(place.bare[:1], total, Singly),
+        "finished bytes": lambda: finished(place.bare[0], chunks, total),
     }
     names, taken = list(cases), {name: list[float]() for name in cases}
     for turn in range(rounds):
@@ -212,17 +242,17 @@ async def measured(
         for name in names[at:] + names[:at]:
             taken[name].append(await cases[name]())
     found = {name: statistics.median(values) for name, values in taken.items()}
-    one = {name: pids[name] for name in ("sender", "worker", "broker")}
-    two = {"embedded worker": pids["embedded"]}
+    ratios = {f"ratio, {name}": found[name] / found[beside] for name, beside in BARE_OF.items()}
+    of_finished = {f"of finished bytes, {name}": found[name] / found["finished bytes"] for name in CASES}
+    one = {name: place.pids[name] for name in ("sender", "worker", "broker")}
+    two = {"embedded worker": place.pids["embedded"]}
     spent = {f"µs {name}": cost for name, cost in (await costs(workers[:1], total, one)).items()}
-    beside = {f"µs {name}": cost for name, cost in (await costs([embedded], total, two)).items()}
+    beside = {f"µs {name}": cost for name, cost in (await costs(near, total, two)).items()}
     times = await latencies(workers[0], 500)
     return {
         **found,
-        "ratio": found["one worker"] / found["bare sink"],
-        "ratio, embedded": found["embedded"] / found["bare sink"],
-        "ratio, encoding": found["one worker"] / found["encoding"],
-        "ratio, embedded, encoding": found["embedded"] / found["encoding"],
+        **ratios,
+        **of_finished,
         **spent,
         **beside,
         "ACK p50 ms": times[len(times) // 2] * 1e3,
@@ -238,8 +268,6 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=600_000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    chunks = chunks_of(options.count)
-    size = str(sum(map(len, chunks)))
     with ExitStack() as using:
         root = Path(using.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
         serve = ("-m", "penstock", "broker", "serve", "--json", "--listen", "127.0.0.1:0", "--http", "off")
@@ -248,41 +276,33 @@ def main() -> None:
         work = ("-m", "penstock", "connector", "worker", "--json", "--listen", "127.0.0.1:0")
         far = [json.loads(using.enter_context(process(*work, "--broker", address))) for _ in range(2)]
         near = json.loads(using.enter_context(process(*work, "--data-dir", str(root / "embedded"))))
-        port = int(using.enter_context(process("-c", BARE, size)))
+        bare = [int(using.enter_context(process("-c", BARE))) for _ in range(2)]
         pids = {
             "sender": os.getpid(),
             "worker": far[0]["pid"],
             "broker": broker["pid"],
             "embedded": near["pid"],
         }
-        workers = [worker["listen"] for worker in far]
-        found = asyncio.run(
-            measured(options.rounds, options.count, workers, near["listen"], port, chunks, pids)
-        )
-    if options.json:
-        print(json.dumps(found))
-        return
-    lines = {
-        "one worker": "",
-        "two workers": "",
-        "embedded": "one worker, the broker in its process",
-        "varied": "the same, bodies of 60 to 140 bytes",
-        "singly": "the same, from a source that gives records one by one",
-        "bare sink": "sent bytes that were encoded before",
-        "encoding": "the bare sink, from a sender that reads and encodes as it goes",
-    }
-    for name, what in lines.items():
-        print(f"{name:<12} {found[name]:>12,.0f} messages/s  {what}".rstrip())
-    print(f"{'ratio':<12} {found['ratio']:>12.2f} of the bare sink, embedded {found['ratio, embedded']:.2f}")
-    print(
-        f"{'ratio':<12} {found['ratio, encoding']:>12.2f} of the bare sink with an encoding sender, "
-        f"embedded {found['ratio, embedded, encoding']:.2f}"
-    )
+        place = Place([worker["listen"] for worker in far], near["listen"], bare, pids)
+        found = asyncio.run(measured(options.rounds, options.count, place))
+    print(json.dumps(found) if options.json else shown(found))
+
+
+def shown(found: dict[str, float]) -> str:
+    """The figures for a person."""
+    lines = [
+        f"{name:<14} {found[name]:>12,.0f} messages/s, {found[f'ratio, {name}']:.2f} of "
+        f"{BARE_OF[name]} ({found[BARE_OF[name]]:,.0f}), "
+        f"{found[f'of finished bytes, {name}']:.2f} of finished bytes  {what}".rstrip()
+        for name, what in CASES.items()
+    ]
+    lines.append(f"{'finished bytes':<14} {found['finished bytes']:>12,.0f} messages/s into the bare sink")
     spent = [
         f"{name.removeprefix('µs ')} {cost:.2f}" for name, cost in found.items() if name.startswith("µs")
     ]
-    print("µs of processor time a message: " + "; ".join(spent))
-    print(f"ACK of one message: p50 {found['ACK p50 ms']:.2f} ms, p99 {found['ACK p99 ms']:.2f} ms")
+    lines.append("µs of processor time a message: " + "; ".join(spent))
+    lines.append(f"ACK of one message: p50 {found['ACK p50 ms']:.2f} ms, p99 {found['ACK p99 ms']:.2f} ms")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

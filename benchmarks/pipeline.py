@@ -10,14 +10,16 @@
     latency   at 1,000 messages a second: from the making of a message to the commit of the batch that held it
     crash     from `kill -9` of a run to the first commit of the next one, Spark's start included
 
-The cases take turns in rotated order and the median counts. All share one warm Spark session on two cores, but for
-`crash`, which starts processes.
+The cases take turns in rotated order and the median counts. Spark alone, `rows` and `latency` share one warm Spark
+session on two cores. The pipelines that copy have one in a process of their own, just as warm, with the settings that
+`penstock run` gives it where no rows pass the JVM. `crash` starts processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -27,6 +29,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +54,7 @@ from penstock.pipeline.runner import run
 from penstock.pipeline.supervisor import SupervisedSink
 from penstock.spark.batch import BatchReport
 from penstock.spark.session import session, stop
+from penstock.spark.settings import NO_ROWS
 from penstock.spark.source import PenstockSource
 
 if TYPE_CHECKING:
@@ -64,6 +70,7 @@ FIELDS = ("id", "total")
 RATE = 1_000
 LATENCY_SECONDS = 30
 WARM_UP_SECONDS = 8
+CORES = min(2, os.cpu_count() or 2)
 
 
 def document(number: int) -> str:
@@ -87,10 +94,14 @@ def js() -> Function:
 
 def copies(root: Path, spark: SparkSession, documents: int, rounds: int) -> dict[str, float]:
     """File to file: Penstock with its log and offsets, and Spark alone."""
-    cases = copy_cases(root, spark, documents)
-    for case in cases.values():  # warm: classes loaded, code compiled
-        case()
-    seconds = rotated(rounds, cases)
+    given = root / "in.jsonl"
+    with given.open("w") as file:
+        file.writelines(document(i) + "\n" for i in range(documents))
+    with beside(_serve_copies, root, documents) as penstock:
+        cases = {name: partial(penstock, name) for name in PIPELINES} | spark_alone(root, spark)
+        for case in cases.values():  # warm: classes loaded, code compiled
+            case()
+        seconds = rotated(rounds, cases)
     figures = {}
     for name in ("none", "pick", "js"):
         with_log, alone = seconds[name], seconds[f"{name} alone"]
@@ -106,41 +117,85 @@ def copies(root: Path, spark: SparkSession, documents: int, rounds: int) -> dict
     return figures
 
 
-def copy_cases(root: Path, spark: SparkSession, documents: int) -> dict[str, Callable[[], float]]:
-    """Each function, and none, by name; and the same by Spark alone.
+@contextmanager
+def beside(
+    serve: Callable[[Connection, Path, int], None], root: Path, documents: int
+) -> Iterator[Callable[[str], float]]:
+    """A process of its own, which is asked by name for one round of a case."""
+    spawned = multiprocessing.get_context("spawn")
+    ours, theirs = spawned.Pipe()
+    process = spawned.Process(target=serve, args=(theirs, root, documents))
+    process.start()
+    theirs.close()
+
+    def ask(name: str) -> float:
+        ours.send(name)
+        return float(ours.recv())
+
+    try:
+        yield ask
+    finally:
+        ours.close()
+        process.join()
+
+
+def _serve_copies(asked: Connection, root: Path, documents: int) -> None:
+    spark = session(
+        app="copies",
+        scratch=root / "spark of copies",
+        cores=CORES,
+        settings=NO_ROWS,
+        short_lived=True,
+        plain=True,
+    )
+    spark.dataSource.register(PenstockSource)
+    turns = iter(range(1000))
+    try:
+        while True:
+            name = asked.recv()
+            asked.send(copied(root, spark, PIPELINES[name], documents, root / f"penstock-{next(turns)}"))
+    except EOFError:  # nobody asks any more
+        stop(spark)
+
+
+def copied(
+    root: Path, spark: SparkSession, function: Callable[[], Function] | None, documents: int, place: Path
+) -> float:
+    """Seconds of a run that copies all documents once, in a directory that is new."""
+    place.mkdir()
+    pipeline = Pipeline("copy")
+    node = pipeline.source("in", a.file(uri=f"file://{root}/in.jsonl"))
+    if function is not None:
+        node = node.transform("step", function())
+    node.save("out", a.file(uri=f"file://{place}/out.jsonl"))
+    summaries = []
+    seconds = timed(lambda: summaries.append(run(pipeline, data_dir=place / "data", once=True, spark=spark)))
+    assert summaries[0].exit_code == 0
+    assert summaries[0].sinks[0].delivered == documents
+    shutil.rmtree(place)
+    return seconds
+
+
+PIPELINES: dict[str, Callable[[], Function] | None] = {
+    "none": None,
+    "pick": lambda: f.pick(fields=list(FIELDS)),
+    "js": js,
+}
+"""The pipelines that copy, by name: their function, if they have one."""
+
+
+def spark_alone(root: Path, spark: SparkSession) -> dict[str, Callable[[], float]]:
+    """What the pipelines do, by Spark without a log and without offsets.
 
     Spark alone leaves a file for each task, and what it wrote in the memory of the machine. What is left by Penstock is
     one file, in order, on the disk: to copy into that is a case of its own. So is a streaming query of Spark's, which
     notes what it has read and written: a job that is run once knows nothing of what it did when it is killed. And so is
     a copy that leaves out what is no JSON: Penstock tells of each such line, so it has to look at all of them.
     """
-    given = root / "in.jsonl"
-    with given.open("w") as file:
-        file.writelines(document(i) + "\n" for i in range(documents))
-    watched = root / "watched"
+    given, watched = root / "in.jsonl", root / "watched"
     watched.mkdir()
     (watched / "in.jsonl").hardlink_to(given)
     turns = iter(range(1000))
-
-    def penstock(function: Callable[[], Function] | None) -> Callable[[], float]:
-        def work() -> float:
-            place = root / f"penstock-{next(turns)}"
-            place.mkdir()
-            pipeline = Pipeline("copy")
-            node = pipeline.source("in", a.file(uri=f"file://{given}"))
-            if function is not None:
-                node = node.transform("step", function())
-            node.save("out", a.file(uri=f"file://{place}/out.jsonl"))
-            summaries = []
-            seconds = timed(
-                lambda: summaries.append(run(pipeline, data_dir=place / "data", once=True, spark=spark))
-            )
-            assert summaries[0].exit_code == 0
-            assert summaries[0].sinks[0].delivered == documents
-            shutil.rmtree(place)
-            return seconds
-
-        return work
 
     def bare(
         change: Callable[[DataFrame], DataFrame], finish: Callable[[Path], None] = lambda out: None
@@ -173,14 +228,11 @@ def copy_cases(root: Path, spark: SparkSession, documents: int) -> dict[str, Cal
         return seconds
 
     return {
-        "none": penstock(None),
         "none alone": bare(lambda df: df),
         "none alone, streamed": streamed,
         "none alone, checking": bare(lambda df: df.where("try_parse_json(value) IS NOT NULL")),
         "none alone, synced": bare(lambda df: df.coalesce(1), _synced),
-        "pick": penstock(lambda: f.pick(fields=list(FIELDS))),
         "pick alone": bare(_picked),
-        "js": penstock(js),
         "js alone": bare(_scripted),
     }
 
@@ -347,7 +399,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         if {"copy", "rows", "latency"} & set(wanted):
-            spark = session(app="benchmark", scratch=root / "spark", cores=min(2, os.cpu_count() or 2))
+            spark = session(app="benchmark", scratch=root / "spark", cores=CORES)
             spark.dataSource.register(PenstockSource)
             if "copy" in wanted:
                 results["file to file"] = copies(root, spark, asked.documents, asked.rounds)

@@ -95,9 +95,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _is_long(item):
             item.add_marker(pytest.mark.soak)
-        if item.get_closest_marker("spark") is None:
-            continue
         fixtures = getattr(item, "fixturenames", ())
+        if item.get_closest_marker("spark") is None and "spark" not in fixtures:
+            continue
         group = item.nodeid.partition("::")[0]
         if "spark" in fixtures:
             group = "spark 1" if item.path.name in _FIRST_HALF else "spark 2"

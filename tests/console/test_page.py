@@ -257,7 +257,7 @@ def test_what_flows_is_seen_as_it_does(shop: Place, visit: Visit, monkeypatch: p
                 kept(other, name)
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["light", "dark"])
 def test_every_page_is_for_everybody(shop: Place, at: str, visit: Visit, dark: bool) -> None:
     buried(shop, 3, 5, error='duplicate key value violates unique constraint "sales_pkey"')
     page = visit(f"{at}/", dark=dark)
