@@ -88,6 +88,15 @@ def test_documents_are_lines_without_the_space_around_them(text: bytes, document
     assert not found.bad
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b" \n"])
+def test_no_more_lines_are_looked_at_than_asked_for(end: bytes) -> None:
+    text = b'{"a":1}' + end + b'{"b":2}' + end + b"no document" + end
+    found = scan(text, stop_at_bad=True, most=2)
+    assert found.documents.to_pylist() == [b'{"a":1}', b'{"b":2}']
+    assert (found.lines, found.bytes, list(found.bad)) == (2, text.index(b"no"), [])
+    assert [bad.line for bad in scan(text, stop_at_bad=True, most=3).bad] == [2]
+
+
 def test_a_line_above_the_size_limit_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "MAX_MESSAGE_BYTES", 10)
     found = scan(b'{"a":1}\n{"a":12345}\n{"a":123}\n', stop_at_bad=False)

@@ -74,10 +74,19 @@ class _Object(msgspec.Struct, gc=False):
 _decoder = msgspec.json.Decoder(_Object)
 
 
-def scan(text: bytes, *, stop_at_bad: bool) -> Scan:
-    """Look at whole lines, the last one with or without its newline. Stopping is in front of a bad line."""
-    plain = text.replace(b"\r\n", b"\n") if b"\r" in text else text
-    lines = Lines.of(plain if plain.endswith(b"\n") or not plain else plain + b"\n")
+def scan(text: bytes, *, stop_at_bad: bool, most: int | None = None) -> Scan:
+    """Look at whole lines, the last one with or without its newline; at so many of them at most.
+
+    Stopping is in front of a bad line.
+    """
+    lines = Lines.of(text)
+    if most is not None and len(lines) > most:
+        text = text[: int(lines.ends[most - 1]) + 1]
+        lines = Lines(text, lines.ends[:most])
+    if b"\r" in text:
+        lines = Lines.of(text.replace(b"\r\n", b"\n"))
+    if text and not text.endswith(b"\n"):
+        lines = Lines.of(lines.text + b"\n")
     if _all_documents(lines):
         return Scan(lines, (), len(lines), len(text))
     return _one_by_one(text, stop_at_bad=stop_at_bad)

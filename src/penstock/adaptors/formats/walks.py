@@ -106,7 +106,7 @@ class LineWalk(TextWalk):
         text = read_ahead(self._content, self.at.byte)
         whole = text.rfind(b"\n") + 1
         if whole:
-            return self._moved(scan(some_lines(text[:whole]), stop_at_bad=self._stop_at_bad))
+            return self._moved(scan(text[:whole], stop_at_bad=self._stop_at_bad, most=MOST_LINES))
         if len(text) > MAX_MESSAGE_BYTES:
             found = self._too_long(text)
             return None if found is None else self._moved(found)
@@ -131,14 +131,6 @@ def read_ahead(content: Content, byte: int) -> bytes:
         if b"\n" in text or len(text) < size or size > MAX_MESSAGE_BYTES:
             return text
         size = min(4 * size, MAX_MESSAGE_BYTES + 1)
-
-
-def some_lines(text: bytes) -> bytes:
-    """Of whole lines, as many as one batch should have."""
-    import numpy as np
-
-    newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
-    return text if len(newlines) <= MOST_LINES else text[: int(newlines[MOST_LINES - 1]) + 1]
 
 
 def length_of_line(content: Content, byte: int) -> int:
