@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.cli.journaling import until
+from tests.journal.brokers import HookedDisk
 
 from penstock.adaptors.base import Bad, Batch, Source
 from penstock.base.errors import AwayError
@@ -174,6 +178,70 @@ def test_a_source_does_not_hear_of_an_append_that_the_broker_never_answered(tmp_
     assert ingest.error is not None
     assert [dict(b.positions) for b in source.heard] == [{"a": {"n": 1}}]
     client.close()
+
+
+@pytest.mark.parametrize("step", ["write", "sync"])
+def test_a_disk_without_room_is_waited_for_and_the_source_goes_on_where_the_log_stands(
+    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused as a whole, or in doubt since the sync failed: either way each message is in the log once."""
+    monkeypatch.setattr("penstock.pipeline.ingest._DELAYS", (0.05,))
+    full, refused = threading.Event(), threading.Event()
+
+    def before(asked: str, path: Path) -> None:
+        if full.is_set() and asked == step:
+            refused.set()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    def reading(self: Scripted, resume: Mapping[str, Resume], stop: threading.Event) -> Iterator[Batch]:
+        position = resume["a"].position["n"] if resume else 0
+        assert isinstance(position, int)
+        for n in range(position, 6):
+            if n == 3 and not refused.is_set():
+                assert self.hears.wait(10)
+                full.set()
+            yield batch(n)
+
+    with (
+        EmbeddedBroker(tmp_path / "data", disk=HookedDisk(before)) as broker,
+        Client(broker.address) as client,
+    ):
+        log = a_log(client, tmp_path)
+        source = Scripted(reading)
+        ingest = Ingest(source, Namespace(".*"), log, lambda: None)
+        ingest.start()
+        assert refused.wait(10)
+        until(lambda: ingest.away is not None)
+        assert ingest.state == "away"
+        assert "No space left on device" in str(ingest.away)
+        full.clear()
+        assert ingest.done.wait(20)
+        assert (ingest.error, ingest.away) == (None, None)
+        assert [record.data for record in log.reader.show(0, 99)] == [b'{"n":%d}' % n for n in range(6)]
+
+
+def test_a_run_that_ends_while_its_disk_has_no_room_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = threading.Event()
+
+    def before(asked: str, path: Path) -> None:
+        if full.is_set() and asked == "write":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    def reading(self: Scripted, resume: Mapping[str, Resume], stop: threading.Event) -> Iterator[Batch]:
+        full.set()
+        yield batch(0)
+
+    with (
+        EmbeddedBroker(tmp_path / "data", disk=HookedDisk(before)) as broker,
+        Client(broker.address) as client,
+    ):
+        ingest = Ingest(Scripted(reading), Namespace(".*"), a_log(client, tmp_path), lambda: None)
+        ingest.start()
+        until(lambda: ingest.away is not None)
+        ingest.stop(20)
+        assert "No space left on device" in str(ingest.error)
 
 
 class TestBad:

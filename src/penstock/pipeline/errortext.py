@@ -25,8 +25,12 @@ def told(error: BaseException) -> PenstockError:
         return error
     if away := _AWAY.findall(str(error)):
         return AwayError(mask(away[-1]))
-    full = _NO_ROOM in str(error)
-    return AwayError(f"a disk is full: {first_line(error)}") if full else PenstockError(first_line(error))
+    return out_of_room(error) or PenstockError(first_line(error))
+
+
+def out_of_room(error: BaseException) -> AwayError | None:
+    """The error as one that is over once somebody has made room; None if it is another."""
+    return AwayError(f"a disk is full: {first_line(error)}") if _NO_ROOM in str(error) else None
 
 
 def first_line(error: BaseException) -> str:

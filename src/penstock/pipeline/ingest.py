@@ -7,7 +7,8 @@ that was in doubt and has landed after all it learns of by its positions, when i
 
 While the log is at its limit, or the pipeline is strict and a sink still lacks something, the source waits: it is
 not asked for more. A source that is away is read again from where the log stands, later each time, without end. So
-it is when the broker is elsewhere and away: the log is then claimed anew, and its end found, before anything else.
+it is when the broker is elsewhere and away, or its disk is full: where an append is in doubt the log is then claimed
+anew, and its end found, before anything else.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from penstock.log.commitlog import CommitLog
 from penstock.log.ownership import InDoubtError
 from penstock.log.positions import LogPoint
 from penstock.pipeline.clock import now_us
-from penstock.pipeline.errortext import first_line
+from penstock.pipeline.errortext import first_line, out_of_room
 from penstock.pipeline.namespace import Namespace
 
 log = logging.getLogger(__name__)
@@ -144,10 +145,10 @@ class Ingest:
                     continue
                 if not self.read:
                     self.error = self.error or _never_read(error)
-            except (BrokerGoneError, TimedOutError, InDoubtError) as error:
+            except (PenstockError, OSError) as error:
                 failures = 1 if self._end != before else failures + 1
-                self._doubtful = True
-                if self._patient and self._wait_for_it(AwayError(error.message), failures):
+                away = self._lacking_log(error)
+                if away is not None and self._wait_for_it(away, failures):
                     continue
                 self.error = self.error or error
             except BaseException as error:  # noqa: BLE001 - handed to the runner, which reports it
@@ -155,6 +156,12 @@ class Ingest:
             self.done.set()
             self._tell()
             return
+
+    def _lacking_log(self, error: PenstockError | OSError) -> AwayError | None:
+        """What is waited for, if the log could take nothing and will again; None if waiting would not help."""
+        unanswered = isinstance(error, (BrokerGoneError, TimedOutError, InDoubtError))
+        self._doubtful = unanswered or self._log.ownership.in_doubt
+        return AwayError(str(error)) if self._patient and unanswered else out_of_room(error)
 
     def _wait_for_it(self, error: AwayError, failures: int) -> bool:
         """Wait for a source that does not answer; False if the run ends meanwhile."""
