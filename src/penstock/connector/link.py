@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from struct import Struct
@@ -100,6 +101,8 @@ class Link:
         self._reader = reader
         self._writer = writer
         self._splitter = Splitter()
+        self._come: deque[memoryview] = deque()
+        """Frames that came behind the one that was looked for."""
         self._credit = asyncio.Event()
 
     async def greet(self, hello: fr.Hello) -> None:
@@ -122,20 +125,21 @@ class Link:
     async def frames(self) -> AsyncIterator[Frame]:
         """What the worker says, until it closes the connection."""
         while True:
-            try:
-                data = await self._reader.read(65536)
-            except OSError:
-                return
-            if not data:
-                return
-            for payload in self._splitter.feed(data):
-                frame = fr.frame_of(payload)
+            while self._come:
+                frame = fr.frame_of(self._come.popleft())
                 self.session.frame(Side.WORKER, frame)
                 if isinstance(frame, (fr.Ok, fr.Ack)):
                     self._credit.set()
                 yield frame
             if self._splitter.fault is not None:
                 raise self._splitter.fault
+            try:
+                data = await self._reader.read(65536)
+            except OSError:
+                return
+            if not data:
+                return
+            self._come.extend(self._splitter.feed(data))
 
     async def send(self, frame: Frame) -> None:
         self.session.frame(Side.CONNECTOR, frame)

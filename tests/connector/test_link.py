@@ -1,0 +1,80 @@
+"""The kit and workers that say something else than ours, or nothing more: what comes with OK, addresses, silence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.connector.rig import COOKIE, Numbers, Raw
+
+from penstock.connector import frames as fr
+from penstock.connector.link import connect
+from penstock.connector.source import Connector
+
+HELLO = fr.Hello(fr.SOURCE_VERSION, COOKIE, "test", "i", frozenset({fr.MIGRATE}))
+
+
+@asynccontextmanager
+async def answering(*answers: fr.Frame) -> AsyncIterator[str]:
+    """The address of a worker that answers HELLO with these, all in one piece, and never closes."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = Raw(reader, writer)
+        assert isinstance(await peer.next(), fr.Hello)
+        await peer.send(*answers)
+        while await peer.next() is not None:
+            pass
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@asynccontextmanager
+async def ending() -> AsyncIterator[str]:
+    """The address of a worker that opens all streams and takes them to be as long as they say."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer, last = Raw(reader, writer), fr.NOTHING_SEEN
+        while (frame := await peer.next()) is not None:
+            match frame:
+                case fr.Hello():
+                    await peer.send(fr.Ok(1000))
+                case fr.Notify(stream=stream):
+                    await peer.send(fr.NotifyAck(True, stream, fr.NOTHING_SEEN))
+                case fr.Message(id=number):
+                    last = number
+                case fr.EosMessage(stream=stream):
+                    await peer.send(fr.Ack(0, ((stream, last),)))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def ended(addresses: Sequence[str], **settings: object) -> Connector:
+    running = Connector(addresses, "i", [Numbers("s", 10)], cookie=COOKIE, **settings)  # type: ignore[arg-type]
+    async with asyncio.timeout(20):
+        await running.serve()
+    return running
+
+
+@pytest.mark.parametrize("behind", [fr.Restart("127.0.0.1:1"), fr.Migrate("127.0.0.1", 1), fr.Ack(3)])
+def test_what_a_worker_says_in_one_piece_with_ok_is_heard(behind: fr.Frame) -> None:
+    async def test() -> None:
+        async with answering(fr.Ok(10), behind) as address, asyncio.timeout(20):
+            link = await connect(address, HELLO)
+            assert await anext(link.frames()) == behind
+            await link.close()
+
+    asyncio.run(test())
+
+
+def test_a_connector_goes_where_a_restart_sends_it_that_came_with_ok() -> None:
+    async def test() -> None:
+        async with ending() as new, answering(fr.Ok(10), fr.Restart(new)) as old:
+            assert (await ended([old])).acked == {"s": 10}
+
+    asyncio.run(test())
