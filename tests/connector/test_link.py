@@ -11,7 +11,7 @@ from tests.connector.rig import COOKIE, Numbers, Raw
 
 from penstock.connector import frames as fr
 from penstock.connector.link import connect
-from penstock.connector.source import Connector
+from penstock.connector.source import Connector, SourceFailedError
 
 HELLO = fr.Hello(fr.SOURCE_VERSION, COOKIE, "test", "i", frozenset({fr.MIGRATE}))
 
@@ -78,3 +78,29 @@ def test_a_connector_goes_where_a_restart_sends_it_that_came_with_ok() -> None:
             assert (await ended([old])).acked == {"s": 10}
 
     asyncio.run(test())
+
+
+def test_patience_counts_from_the_end_of_a_session_and_not_from_its_begin() -> None:
+    async def test() -> None:
+        cut = asyncio.Event()
+
+        async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            peer = Raw(reader, writer)
+            await peer.next()
+            await peer.send(fr.Ok(10))
+            await cut.wait()
+            writer.close()
+
+        async with await asyncio.start_server(once, "127.0.0.1", 0) as server, ending() as other:
+            first = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            running = asyncio.create_task(ended([first, other], patience=0.5))
+            await asyncio.sleep(1)
+            cut.set()
+            assert (await running).acked == {"s": 10}
+
+    asyncio.run(test())
+
+
+def test_patience_that_has_come_to_its_end_says_so() -> None:
+    with pytest.raises(SourceFailedError, match="no worker answered for 0.1 s"):
+        asyncio.run(ended(["127.0.0.1:1"], patience=0.1))
