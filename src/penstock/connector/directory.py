@@ -14,6 +14,8 @@ from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
+import msgspec
+
 from penstock.connector import frames as fr
 from penstock.connector import records
 from penstock.connector.framing import Splitter
@@ -30,7 +32,11 @@ MINE, LEAVING = 1, 2
 """What an owner answers, as credits: it has the instance, or is about to let it go."""
 _PATIENCE = 5.0
 _NAME = "_workers"
-_TELLS_NOTHING = ("Bad cookie", "Unknown protocol version")
+ANOTHER = "another worker is here now"
+STOPPING = "this worker is stopping"
+_NO_TRUST = "no TLS"
+DISTRUST = ("Bad cookie", "Unknown protocol version", _NO_TRUST)
+"""So begins what those say who would take no connector of ours either."""
 
 
 class Entry(NamedTuple):
@@ -90,23 +96,38 @@ async def ask(
     tls: ssl.SSLContext | None = None,
 ) -> int | None:
     """Whether a worker lives and has an instance (`MINE`, `LEAVING`), lives and has not (0), or does not answer."""
+    match await answer_of(owner, fr.Hello(version, cookie, "penstock", instance), tls):
+        case None:
+            return None
+        case fr.Ok(credits=has):
+            return has
+        case fr.Error(reason=reason) if reason == STOPPING:
+            return LEAVING
+        case fr.Error(reason=reason) if reason != ANOTHER:
+            return MINE  # it lives, but does not trust us, or has no time: nothing to take from it
+        case _:
+            return 0
+
+
+async def answer_of(owner: Owner, hello: fr.Hello, tls: ssl.SSLContext | None = None) -> fr.Frame | None:
+    """What the worker at an address says to a HELLO that probes it: OK if it is that owner, an ERROR if it is not.
+
+    None: nobody answers there. A certificate that we do not trust is an ERROR, too.
+    """
     host, port = split(owner.address)
-    hello = fr.Hello(version, cookie, "penstock", instance, frozenset({PROBE + owner.nonce}))
     writer = None
     try:
         async with asyncio.timeout(_PATIENCE):
             reader, writer = await asyncio.open_connection(host, port, ssl=tls)
-            writer.write(fr.encode(hello))
+            probe = msgspec.structs.replace(hello, capabilities=frozenset({PROBE + owner.nonce}))
+            writer.write(fr.encode(probe))
             splitter = Splitter(65536)
             while data := await reader.read(65536):
                 for payload in splitter.feed(data):
-                    answer = fr.frame_of(payload)
-                    if isinstance(answer, fr.Error) and answer.reason.startswith(_TELLS_NOTHING):
-                        return MINE  # it lives, and does not trust us: nothing to take from it
-                    return answer.credits if isinstance(answer, fr.Ok) else 0
-    except ssl.SSLError:
-        return MINE  # somebody lives there whom we do not trust: nothing to take from it
-    except (OSError, TimeoutError, fr.FrameError):
+                    return fr.frame_of(payload)
+    except ssl.SSLError as error:
+        return fr.Error(f"{_NO_TRUST} to {owner.address}: {error.reason}")
+    except (OSError, UnicodeError, TimeoutError, fr.FrameError):
         return None
     finally:
         if writer is not None:

@@ -24,7 +24,7 @@ from penstock.connector import directory
 from penstock.connector.buffers import Buffers
 from penstock.connector.counters import Counters
 from penstock.connector.directory import Entry
-from penstock.connector.frames import Hello, Ok
+from penstock.connector.frames import Error, Hello, Ok
 from penstock.connector.instancelog import InstanceLog
 from penstock.connector.instances import Instance
 from penstock.connector.partitions import open_instance
@@ -39,6 +39,8 @@ __all__ = ["Instance", "Worker"]
 log = logging.getLogger(__name__)
 
 _POLL = 0.1
+_NOBODY = "-probe"
+"""No instance: asked for where it only counts whether somebody answers."""
 
 
 class Worker:
@@ -159,7 +161,7 @@ class Worker:
         for entry in known:
             if entry.owner == self.me:
                 continue
-            if await self._ask(entry.owner, "-probe") is not None:
+            if await self._ask(entry.owner, _NOBODY) is not None:
                 return entry.owner.address
             try:
                 await directory.leave(self.client, self.journals, entry)
@@ -183,7 +185,7 @@ class Worker:
     def enter(self, peer: Peer) -> str | None:
         """A connection came; why it is refused, if it is. One that is refused takes nobody's place while it ends."""
         if self._stopping:
-            return "this worker is stopping"
+            return directory.STOPPING
         if len(self.peers) >= self.settings.max_sessions:
             return f"too many connections: this worker takes {self.settings.max_sessions}"
         self.peers.add(peer)
@@ -198,18 +200,17 @@ class Worker:
             peer.instance.peers.discard(peer)
             peer.instance.settled()
 
-    async def answered_probe(self, peer: Peer, hello: Hello) -> bool:
-        """Another worker asks whether we live and have an instance."""
+    def probed(self, hello: Hello) -> Ok | Error | None:
+        """What to answer, if another worker asks whether we live and have an instance."""
         for token in hello.capabilities:
             if token.startswith(directory.PROBE):
-                instance = self.instances.get(hello.instance)
                 if token != directory.PROBE + self.me.nonce:
-                    peer.fail("another worker is here now")
-                    return True
-                has = 0 if instance is None else directory.LEAVING if instance.leaving else directory.MINE
-                peer.answer(Ok(has))
-                return True
-        return False
+                    return Error(directory.ANOTHER)
+                instance = self.instances.get(hello.instance)
+                return Ok(
+                    0 if instance is None else directory.LEAVING if instance.leaving else directory.MINE
+                )
+        return None
 
     async def join(self, peer: Peer, name: str) -> Instance | str:
         """The instance for a session, opened; or the address at which it is."""
@@ -229,6 +230,7 @@ class Worker:
     async def _opened(self, name: str) -> Instance | str:
         """Open an instance that this worker does not have; waits for the broker, and for an owner that is leaving."""
         for failures in itertools.count(1):
+            self._require_going_on()
             try:
                 where = await self._elsewhere(name)
                 if where:
@@ -236,6 +238,7 @@ class Worker:
                 if where is None:
                     await asyncio.sleep(_POLL)
                     continue
+                self._require_going_on()
                 instance = Instance(name)
                 instance.use(await self.open_log(instance))
             except (BrokerGoneError, TimedOutError) as error:
@@ -245,6 +248,11 @@ class Worker:
             self.instances[name] = instance
             return instance
         raise AssertionError
+
+    def _require_going_on(self) -> None:
+        """A worker that is told to stop claims nothing: it may be its own log that it would fence."""
+        if self._stopping:
+            raise PenstockError(directory.STOPPING)
 
     async def _elsewhere(self, name: str) -> str | None:
         """The address of the live owner; empty if there is none; None while it is leaving."""
@@ -277,7 +285,7 @@ class Worker:
     async def _moved(self, name: str) -> str:
         """Where an instance was sent that nobody has claimed since; here again if nobody is there."""
         target = Owner("", self.moved[name], "")
-        if await self._ask(target, "-probe") is None:
+        if await self._ask(target, _NOBODY) is None:
             del self.moved[name]
             return ""
         return target.address
@@ -330,9 +338,9 @@ class Worker:
     async def migrate(self, what: str, address: str) -> str:
         """Move an instance, with all its sessions, to the worker at `address`; the name of the instance."""
         split(address)
+        self.instance_of(what)
+        await self._require_another(address)
         name = self.instance_of(what)
-        if address == self.me.address:
-            raise UsageError(f"{address} is this worker itself", hint="name another one")
         instance = self.instances[name]
         if instance.leaving:
             instance.leaving = address
@@ -342,6 +350,24 @@ class Worker:
         self.counters.migrations += 1
         self.spawn(self._move(instance, address))
         return name
+
+    async def _require_another(self, address: str) -> None:
+        """Refuse to move anything to ourselves, by whatever name, or to one that would refuse our connectors.
+
+        Nobody need answer: a connector comes back from there.
+        """
+        if address != self.me.address:
+            hello = Hello(self.settings.version, self.settings.cookie, "penstock", _NOBODY)
+            trusts = self._tls.trusts if self._tls is not None else None
+            answer = await directory.answer_of(Owner("", address, self.me.nonce), hello, trusts)
+            if isinstance(answer, Error) and answer.reason.startswith(directory.DISTRUST):
+                raise UsageError(
+                    f"the worker at {address} would take none of our connectors: {answer.reason}",
+                    hint="workers among which instances move have the same cookie, version and TLS",
+                )
+            if not isinstance(answer, Ok):
+                return
+        raise UsageError(f"{address} is this worker itself", hint="name another one")
 
     async def _move(self, instance: Instance, address: str) -> None:
         await instance.move(address, self.settings.migration_timeout)

@@ -1,0 +1,102 @@
+"""Workers that ask each other: who lives, who has an instance, and to whom one may be moved."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.connector.rig import COOKIE, SETTINGS, WAIT, Rig, eventually, ids_of, rigged
+
+from penstock.base.errors import UsageError
+from penstock.connector import frames as fr
+from penstock.connector.settings import split
+
+
+def test_an_instance_is_not_moved_to_its_own_worker_by_another_name(tmp_path: Path) -> None:
+    """Its connectors would be sent to and fro between the names for ever."""
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        peer = await rig.streaming(worker, 7)
+        with pytest.raises(UsageError, match="is this worker itself"):
+            await worker.migrate("i", f"localhost:{split(worker.me.address)[1]}")
+        await peer.send(fr.Message(7, 1))
+        await peer.acked(7, 1)
+
+    rigged(tmp_path / "d", test)
+
+
+def test_an_instance_is_not_moved_to_a_worker_that_would_refuse_its_connectors(tmp_path: Path) -> None:
+    """A connector takes "Bad cookie" for final."""
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        stranger = await rig.worker("stranger", replace(SETTINGS, cookie=b"another"))
+        peer = await rig.streaming(worker, 7)
+        with pytest.raises(UsageError, match="would take none of our connectors: Bad cookie"):
+            await worker.migrate("i", stranger.me.address)
+        await peer.send(fr.Message(7, 1))
+        await peer.acked(7, 1)
+
+    rigged(tmp_path / "d", test)
+
+
+def test_an_owner_that_takes_no_more_connections_lives_and_keeps_its_instance(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        owner, other = await rig.worker("a", max_sessions=1), await rig.worker("b")
+        peer = await rig.streaming(owner, 7)
+        second = await rig.peer(other)
+        await second.ok()
+        assert await second.next() == fr.Restart(owner.me.address)
+        await peer.send(fr.Message(7, 1))
+        await peer.acked(7, 1)
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_worker_that_asks_another_is_no_fault_of_a_peer(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        one, other = await rig.worker("a"), await rig.worker("b")
+        await (await rig.peer(one)).ok()
+        await one._announce()
+        await other._announce()
+        await one.stop()
+        assert other.counters.faults == 0
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_worker_that_stops_opens_no_instance_that_it_has_just_let_go(tmp_path: Path) -> None:
+    """Its claim would fence the log that is being made durable."""
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        peer = await rig.streaming(worker, 7)
+        late = await rig.peer(worker, hello=False)
+        await eventually(lambda: len(worker.peers) == 2)
+        instance, flushing, asked = worker.instances["i"], asyncio.Event(), asyncio.Event()
+        flush = instance.flush
+
+        async def held_up() -> None:
+            flushing.set()
+            await asked.wait()
+            await flush()
+
+        instance.flush = held_up  # type: ignore[method-assign]
+        stopping = asyncio.create_task(worker.stop())
+        await flushing.wait()
+        await late.send(fr.Hello("0.0.1", COOKIE, "late", "i"))
+        assert await late.error() == "this worker is stopping"
+        await peer.send(fr.Message(7, 1), fr.Message(7, 2))
+        async with asyncio.timeout(WAIT):
+            while worker.counters.messages < 2:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.01)
+        asked.set()
+        await peer.acked(7, 2)
+        assert isinstance(await peer.next(), fr.Restart)
+        await stopping
+        assert ids_of(await rig.frames()) == {7: [1, 2]}
+
+    rigged(tmp_path / "d", test)
