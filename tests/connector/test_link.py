@@ -102,5 +102,5 @@ def test_patience_counts_from_the_end_of_a_session_and_not_from_its_begin() -> N
 
 
 def test_patience_that_has_come_to_its_end_says_so() -> None:
-    with pytest.raises(SourceFailedError, match="no worker answered for 0.1 s"):
+    with pytest.raises(SourceFailedError, match=r"no worker answered for 0\.1 s"):
         asyncio.run(ended(["127.0.0.1:1"], patience=0.1))
