@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 from tests.connector.rig import COOKIE, Numbers, Raw
 
+from penstock.base.errors import UsageError
 from penstock.connector import frames as fr
 from penstock.connector.link import connect
-from penstock.connector.source import Connector, SourceFailedError
+from penstock.connector.source import Columns, Connector, Record, Records, SourceFailedError, Stream
 
 HELLO = fr.Hello(fr.SOURCE_VERSION, COOKIE, "test", "i", frozenset({fr.MIGRATE}))
 
@@ -33,15 +35,17 @@ async def answering(*answers: fr.Frame) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def ending() -> AsyncIterator[str]:
-    """The address of a worker that opens all streams and takes them to be as long as they say."""
+async def ending(*first: fr.Frame) -> AsyncIterator[str]:
+    """The address of a worker that takes all streams to be as long as they say; who comes first hears this only."""
+    answers = list(first)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer, last = Raw(reader, writer), fr.NOTHING_SEEN
         while (frame := await peer.next()) is not None:
             match frame:
                 case fr.Hello():
-                    await peer.send(fr.Ok(1000))
+                    await peer.send(*(answers or [fr.Ok(1000)]))
+                    answers.clear()
                 case fr.Notify(stream=stream):
                     await peer.send(fr.NotifyAck(True, stream, fr.NOTHING_SEEN))
                 case fr.Message(id=number):
@@ -104,3 +108,53 @@ def test_patience_counts_from_the_end_of_a_session_and_not_from_its_begin() -> N
 def test_patience_that_has_come_to_its_end_says_so() -> None:
     with pytest.raises(SourceFailedError, match=r"no worker answered for 0\.1 s"):
         asyncio.run(ended(["127.0.0.1:1"], patience=0.1))
+
+
+@pytest.mark.parametrize("address", ["worker-2", ":7110", "127.0.0.1:x", f"{'x' * 64}.example:7110"])
+def test_an_address_that_is_none_does_not_end_a_connector_that_is_sent_there(address: str) -> None:
+    async def test() -> None:
+        async with ending(fr.Ok(10), fr.Restart(address)) as worker:
+            assert (await ended([worker])).acked == {"s": 10}
+
+    asyncio.run(test())
+
+
+def test_an_address_that_is_none_is_refused_where_it_was_given() -> None:
+    with pytest.raises(UsageError, match="expected HOST:PORT"):
+        Connector(["127.0.0.1:7110", "worker-2"], "i", [Numbers("s", 1)])
+
+
+def test_a_worker_that_is_gone_without_a_word_is_noticed_by_the_kernel() -> None:
+    """A connector that waits for an ACK or for credits sends nothing that could tell it."""
+
+    async def test() -> None:
+        async with answering(fr.Ok(10)) as address:
+            link = await connect(address, HELLO)
+            option = link._writer.get_extra_info("socket").getsockopt
+            assert option(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert option(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+            assert option(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 300_000
+            await link.close()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    "last", [[Record(1, b"a"), Record(fr.NOTHING_SEEN, b"b")], Columns([1, fr.NOTHING_SEEN], [b"a", b"b"])]
+)
+def test_a_source_whose_id_stands_for_nothing_is_told_and_does_not_try_for_ever(last: Records) -> None:
+    class Whole(Stream):
+        name = "whole"
+
+        def seek(self, point: int | None) -> None:
+            return
+
+        def read(self) -> Records:
+            return last
+
+    async def test() -> None:
+        async with ending() as address, asyncio.timeout(20):
+            with pytest.raises(SourceFailedError, match="which stands for none at all"):
+                await Connector([address], "i", [Whole()]).serve()
+
+    asyncio.run(test())

@@ -199,6 +199,8 @@ def test_a_connection_that_is_gone_without_a_word_is_noticed_by_the_kernel(tmp_p
             for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
         )
         assert idle + every * count <= 60
+        # An ACK that is on its way to a peer that is gone keeps the kernel from asking.
+        assert options.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
 
     rigged(tmp_path / "d", test)
 

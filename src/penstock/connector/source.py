@@ -46,6 +46,7 @@ from penstock.connector.frames import NOTHING_SEEN, SOURCE_VERSION
 from penstock.connector.link import Link, LinkLostError, MovedError, WorkerRefusedError, connect, is_final
 from penstock.connector.session import Connection
 from penstock.connector.session import Stream as State
+from penstock.connector.settings import split
 from penstock.connector.stream import (
     CannotSeekError,
     Flow,
@@ -111,6 +112,8 @@ class Connector:
         """
         if not addresses or not streams:
             raise UsageError("a connector needs the address of a worker, and a stream")
+        for address in addresses:
+            split(address)
         self._seeds = list(dict.fromkeys(addresses))
         self._turn = 0
         self._hello = fr.Hello(version, cookie, program, instance, frozenset({fr.MIGRATE}))

@@ -29,7 +29,7 @@ class Wire:
         """The address of the peer."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        _keep_alive(transport.get_extra_info("socket"))
+        keep_alive(transport.get_extra_info("socket"))
         return _shown(transport.get_extra_info("peername"))
 
     def write(self, data: bytes) -> None:
@@ -93,14 +93,19 @@ class Timer:
             self._handle = None
 
 
-def _keep_alive(sock: socket.socket | None) -> None:
-    """A peer that vanished without a word is noticed within about a minute; one that is quiet stays."""
+def keep_alive(sock: socket.socket | None, unanswered: float = 60) -> None:
+    """A peer that vanished without a word is noticed within about a minute; one that is quiet stays.
+
+    `unanswered`: seconds that it may leave without an answer what was sent: nothing is asked of it meanwhile.
+    """
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unanswered * 1000))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
