@@ -69,6 +69,8 @@ class Peer(asyncio.BufferedProtocol):
         refusal = self.worker.enter(self)
         if refusal is not None:
             self.fail(refusal)
+            if len(self.worker.refused) > self.settings.max_sessions:
+                self.wire.cut()
             return
         seconds = self.settings.hello_timeout
         self._greeting.arm(seconds, self.fail, f"no HELLO within {seconds:g} s")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 LINGER: Final = 2.0
@@ -61,9 +62,16 @@ class Wire:
             return
         assert self.transport is not None
         self.resume()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        with suppress(OSError):  # the peer may be gone, and the loop not know it yet
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
         self._end.arm(LINGER, self.transport.abort)
+
+    def cut(self) -> None:
+        """Close at once; what was written and is not on its way by now is lost."""
+        if self._works:
+            assert self.transport is not None
+            self.transport.abort()
 
     def lost(self) -> None:
         self._end.disarm()

@@ -65,6 +65,8 @@ class Worker:
         self.me = Owner(name, "", uuid.uuid4().hex[:16])
         self.http = ""
         self.peers: set[Peer] = set()
+        self.refused: set[Peer] = set()
+        """Those that are no sessions and have a moment to read why; beyond `max_sessions` they have none."""
         self.instances: dict[str, Instance] = {}
         self.moved: dict[str, str] = {}
         """Where instances went that were moved away."""
@@ -184,16 +186,17 @@ class Worker:
 
     def enter(self, peer: Peer) -> str | None:
         """A connection came; why it is refused, if it is. One that is refused takes nobody's place while it ends."""
-        if self._stopping:
-            return directory.STOPPING
-        if len(self.peers) >= self.settings.max_sessions:
-            return f"too many connections: this worker takes {self.settings.max_sessions}"
+        if self._stopping or len(self.peers) >= self.settings.max_sessions:
+            self.refused.add(peer)
+            full = f"too many connections: this worker takes {self.settings.max_sessions}"
+            return directory.STOPPING if self._stopping else full
         self.peers.add(peer)
         self._empty.clear()
         return None
 
     def leave(self, peer: Peer) -> None:
         self.peers.discard(peer)
+        self.refused.discard(peer)
         if not self.peers:
             self._empty.set()
         if peer.instance is not None:
