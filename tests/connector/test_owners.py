@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from tests.connector.rig import COOKIE, SETTINGS, WAIT, Rig, eventually, ids_of, rigged
 
-from penstock.base.errors import UsageError
+from penstock.base.errors import PenstockError, UsageError
 from penstock.connector import frames as fr
+from penstock.connector.directory import Entry, _registers, directory_journal, enter, workers
+from penstock.connector.registry import Owner
 from penstock.connector.settings import split
 
 
@@ -98,5 +100,46 @@ def test_a_worker_that_stops_opens_no_instance_that_it_has_just_let_go(tmp_path:
         assert isinstance(await peer.next(), fr.Restart)
         await stopping
         assert ids_of(await rig.frames()) == {7: [1, 2]}
+
+    rigged(tmp_path / "d", test)
+
+
+def killed(number: int, address: str) -> Entry:
+    return Entry(Owner("killed", address, f"{number:016x}"), "")
+
+
+def test_a_worker_takes_the_place_of_those_that_were_killed_at_its_address(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        for number in range(3):
+            gone = killed(number, worker.me.address)
+            await enter(rig.client, worker.journals, gone, replication=1, store="file:///")
+        await enter(rig.client, worker.journals, killed(9, "127.0.0.1:1"), replication=1, store="file:///")
+        await worker._announce()
+        known = await workers(rig.client, worker.journals)
+        assert [entry.owner for entry in known] == [killed(9, "127.0.0.1:1").owner, worker.me]
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_directory_that_is_full_of_the_dead_makes_room_for_the_living(tmp_path: Path) -> None:
+    """Each that was killed at an address of its own stays in the registers, which take 64 KiB."""
+
+    async def test(rig: Rig) -> None:
+        living, worker = await rig.worker("living"), await rig.worker()
+        await living._announce()
+        many = [killed(number, f"127.0.0.1:{number % 100 + 1}") for number in range(2000)]
+        for count in (512, 256, 128, 64, 32, 16, 8, 4, 2, 1):
+            while True:
+                try:
+                    content, union = b"", _registers(*many[:count])
+                    await rig.client.append(directory_journal(worker.journals), content, union=union)
+                except PenstockError:
+                    break
+                del many[:count]
+        await worker._announce()
+        known = [entry.owner for entry in await workers(rig.client, worker.journals)]
+        assert living.me in known
+        assert worker.me in known
 
     rigged(tmp_path / "d", test)

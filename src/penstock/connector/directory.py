@@ -60,21 +60,30 @@ def _label(owner: Owner) -> str:
     return f"w-{owner.nonce}"
 
 
-def _registers(entry: Entry) -> LabelSet:
-    owner = entry.owner
-    value = "/".join(quote(part, safe="") for part in (owner.name, owner.address, owner.nonce, entry.http))
-    return labels.label_set({_label(owner): value})
+def _registers(*entries: Entry) -> LabelSet:
+    values = {}
+    for owner, http in entries:
+        parts = (owner.name, owner.address, owner.nonce, http)
+        values[_label(owner)] = "/".join(quote(part, safe="") for part in parts)
+    return labels.label_set(values)
 
 
 async def enter(client: AsyncClient, prefix: str, entry: Entry, *, replication: int, store: str) -> None:
+    """Whoever had the address before was killed, and leaves."""
     journal = directory_journal(prefix)
     await ensure(client, journal_spec(journal, _NAME, replication=replication, store=store))
-    await client.append(journal, records.claim(entry.owner.name), union=_registers(entry))
-
-
-async def leave(client: AsyncClient, prefix: str, entry: Entry) -> None:
+    before = [
+        each
+        for each in await workers(client, prefix)
+        if each.owner.address == entry.owner.address and each.owner != entry.owner
+    ]
     record = records.claim(entry.owner.name)
-    await client.append(directory_journal(prefix), record, subtract=_registers(entry))
+    await client.append(journal, record, union=_registers(entry), subtract=_registers(*before))
+
+
+async def leave(client: AsyncClient, prefix: str, *entries: Entry) -> None:
+    record = records.claim(entries[0].owner.name)
+    await client.append(directory_journal(prefix), record, subtract=_registers(*entries))
 
 
 async def workers(client: AsyncClient, prefix: str) -> Sequence[Entry]:

@@ -39,6 +39,10 @@ __all__ = ["Instance", "Worker"]
 log = logging.getLogger(__name__)
 
 _POLL = 0.1
+_AT_ONCE = 32
+"""Workers that are asked together."""
+_SOON = 15.0
+"""Seconds for one that is told to stop to find another that lives."""
 _NOBODY = "-probe"
 """No instance: asked for where it only counts whether somebody answers."""
 
@@ -123,9 +127,12 @@ class Worker:
                 )
             except (BrokerGoneError, TimedOutError, JournalError) as error:
                 log.warning("the broker does not answer yet: %s", error.message)
-                await asyncio.sleep(backoff.delay(failures))
+            except PenstockError as error:  # it may be full of those that were killed
+                log.warning("cannot enter the directory of workers: %s", error.message)
+                await self._others()
             else:
                 return
+            await asyncio.sleep(backoff.delay(failures))
 
     async def stop(self, patience: float = 10.0) -> None:
         """The end, in the order that the module's text gives."""
@@ -152,24 +159,29 @@ class Worker:
                     await self._empty.wait()
 
     async def _live_worker(self) -> str:
-        """The address of another worker that answers; empty if there is none. Takes out those that do not."""
-        if self.client is None:
-            return ""
+        """The address of another worker that answers; empty if there is none."""
         try:
-            async with asyncio.timeout(5):
-                known = await directory.workers(self.client, self.journals)
-        except (PenstockError, TimeoutError):
+            async with asyncio.timeout(_SOON):
+                others = await self._others()
+        except TimeoutError:
             return ""
-        for entry in known:
-            if entry.owner == self.me:
-                continue
-            if await self._ask(entry.owner, _NOBODY) is not None:
-                return entry.owner.address
-            try:
-                await directory.leave(self.client, self.journals, entry)
-            except PenstockError:
-                continue
-        return ""
+        return others[0].owner.address if others else ""
+
+    async def _others(self) -> list[Entry]:
+        """The other workers that answer, or some of them. Takes out those that do not."""
+        if self.client is None:
+            return []
+        with suppress(PenstockError):
+            known = await directory.workers(self.client, self.journals)
+            others = [entry for entry in known if entry.owner != self.me]
+            for some in (others[at : at + _AT_ONCE] for at in range(0, len(others), _AT_ONCE)):
+                answers = await asyncio.gather(*(self._ask(entry.owner, _NOBODY) for entry in some))
+                dead = [entry for entry, answer in zip(some, answers, strict=True) if answer is None]
+                if dead:
+                    await directory.leave(self.client, self.journals, *dead)
+                if len(dead) < len(some):
+                    return [entry for entry in some if entry not in dead]
+        return []
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
         """Run something beside; the worker ends it when it stops."""
