@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.connector.rig import COOKIE, SETTINGS, WAIT, Rig, eventually, ids_of, rigged
 
@@ -14,6 +16,8 @@ from penstock.connector import frames as fr
 from penstock.connector.directory import Entry, _registers, directory_journal, enter, workers
 from penstock.connector.registry import Owner
 from penstock.connector.settings import split
+from penstock.connector.status import request
+from penstock.connector.web import serve
 
 
 def test_an_instance_is_not_moved_to_its_own_worker_by_another_name(tmp_path: Path) -> None:
@@ -141,5 +145,22 @@ def test_a_directory_that_is_full_of_the_dead_makes_room_for_the_living(tmp_path
         known = [entry.owner for entry in await workers(rig.client, worker.journals)]
         assert living.me in known
         assert worker.me in known
+
+    rigged(tmp_path / "d", test)
+
+
+def test_who_asks_for_a_move_is_answered_though_nobody_answers_at_the_target(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        await rig.streaming(worker, 7)
+        server = await serve(worker, "127.0.0.1:0")
+        with socket.socket() as deaf:  # takes the connection, and says nothing
+            deaf.bind(("127.0.0.1", 0))
+            deaf.listen()
+            to = f"127.0.0.1:{deaf.getsockname()[1]}"
+            body = msgspec.json.encode({"what": "i", "to": to})
+            code, answer = await asyncio.to_thread(request, worker.http, "POST", "/migrate", body, COOKIE)
+        assert (code, msgspec.json.decode(answer)) == (200, {"instance": "i", "to": to})
+        server.close()
 
     rigged(tmp_path / "d", test)

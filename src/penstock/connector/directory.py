@@ -118,7 +118,9 @@ async def ask(
             return 0
 
 
-async def answer_of(owner: Owner, hello: fr.Hello, tls: ssl.SSLContext | None = None) -> fr.Frame | None:
+async def answer_of(
+    owner: Owner, hello: fr.Hello, tls: ssl.SSLContext | None = None, patience: float = _PATIENCE
+) -> fr.Frame | None:
     """What the worker at an address says to a HELLO that probes it: OK if it is that owner, an ERROR if it is not.
 
     None: nobody answers there. A certificate that we do not trust is an ERROR, too.
@@ -126,7 +128,7 @@ async def answer_of(owner: Owner, hello: fr.Hello, tls: ssl.SSLContext | None = 
     host, port = split(owner.address)
     writer = None
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(patience):
             reader, writer = await asyncio.open_connection(host, port, ssl=tls)
             probe = msgspec.structs.replace(hello, capabilities=frozenset({PROBE + owner.nonce}))
             writer.write(fr.encode(probe))

@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 _POLL = 0.1
 _AT_ONCE = 32
 """Workers that are asked together."""
+_MOMENT = 2.0
+"""Seconds for the worker to which an instance is to be moved: who asks for that does not wait for ever."""
 _SOON = 15.0
 """Seconds for one that is told to stop to find another that lives."""
 _NOBODY = "-probe"
@@ -374,7 +376,8 @@ class Worker:
         if address != self.me.address:
             hello = Hello(self.settings.version, self.settings.cookie, "penstock", _NOBODY)
             trusts = self._tls.trusts if self._tls is not None else None
-            answer = await directory.answer_of(Owner("", address, self.me.nonce), hello, trusts)
+            target = Owner("", address, self.me.nonce)
+            answer = await directory.answer_of(target, hello, trusts, _MOMENT)
             if isinstance(answer, Error) and answer.reason.startswith(directory.DISTRUST):
                 raise UsageError(
                     f"the worker at {address} would take none of our connectors: {answer.reason}",
