@@ -14,9 +14,10 @@ from tests.connector.rig import COOKIE, SETTINGS, WAIT, Rig, eventually, ids_of,
 from penstock.base.errors import PenstockError, UsageError
 from penstock.connector import frames as fr
 from penstock.connector.directory import Entry, _registers, directory_journal, enter, workers
+from penstock.connector.records import Point
 from penstock.connector.registry import Owner
 from penstock.connector.settings import split
-from penstock.connector.status import request
+from penstock.connector.status import request, survey
 from penstock.connector.web import serve
 
 
@@ -161,6 +162,35 @@ def test_who_asks_for_a_move_is_answered_though_nobody_answers_at_the_target(tmp
             body = msgspec.json.encode({"what": "i", "to": to})
             code, answer = await asyncio.to_thread(request, worker.http, "POST", "/migrate", body, COOKIE)
         assert (code, msgspec.json.decode(answer)) == (200, {"instance": "i", "to": to})
+        server.close()
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_worker_tells_of_all_its_streams_however_many(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        await rig.streaming(worker, 7)
+        server = await serve(worker, "127.0.0.1:0")
+        await worker._announce()
+        name = "x" * 20_000
+        worker.instances["i"].registry.points |= {number: Point(1, name=name) for number in range(100, 1000)}
+        (found,) = await survey(rig.client, worker.journals)
+        assert found.answers
+        assert len(found.streams) == 901
+        server.close()
+
+    rigged(tmp_path / "d", test)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_addresses_that_are_told_to_others_can_be_dialled(tmp_path: Path, host: str) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        server = await serve(worker, f"{host}:0")
+        told, port = split(worker.http)
+        assert told == (host if host == "127.0.0.1" else socket.gethostname())
+        assert port == server.sockets[0].getsockname()[1]
         server.close()
 
     rigged(tmp_path / "d", test)

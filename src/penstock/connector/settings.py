@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import re
+import socket
 import ssl
 from dataclasses import dataclass, field
 from typing import Final
@@ -87,6 +88,13 @@ def instance_fault(name: str) -> str | None:
         shown = name if len(name) <= 80 else name[:80] + "..."
         return f"no instance can be called {shown!r}: 1 to 64 letters, digits, '.', '_', '-', a letter or digit first"
     return None
+
+
+def dialled(host: str, port: int) -> str:
+    """The address of a port at which we listen, as others dial it: nobody can dial "all interfaces"."""
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split(address: str) -> tuple[str, int]:

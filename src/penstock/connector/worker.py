@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import socket
 import time
 import uuid
 from collections.abc import Coroutine
@@ -30,7 +29,7 @@ from penstock.connector.instances import Instance
 from penstock.connector.partitions import open_instance
 from penstock.connector.registry import Decision, Owner, decision, owner_of
 from penstock.connector.serving import Peer
-from penstock.connector.settings import JOURNALS, NotHereError, WorkerSettings, WorkerTls, split
+from penstock.connector.settings import JOURNALS, NotHereError, WorkerSettings, WorkerTls, dialled, split
 from penstock.journal.client import AsyncClient, BrokerGoneError, JournalError, TimedOutError, backoff
 from penstock.journal.protocol import Status
 
@@ -107,10 +106,7 @@ class Worker:
             raise UsageError(
                 f"cannot listen on {listen}: {error.strerror}", hint="give another --listen HOST:PORT"
             ) from None
-        port = self._server.sockets[0].getsockname()[1]
-        if host in ("0.0.0.0", "::"):  # nobody else can dial those
-            host = socket.gethostname()
-        shown = advertise or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        shown = advertise or dialled(host, self._server.sockets[0].getsockname()[1])
         self.me = Owner(self.me.name, shown, self.me.nonce)
         return shown
 
