@@ -12,6 +12,7 @@ from typing import Final
 from penstock.base.errors import UsageError
 from penstock.connector.frames import MAX_FRAME, SOURCE_VERSION
 from penstock.connector.records import MAX_RECORD
+from penstock.connector.session import MAX_CREDITS
 
 _INSTANCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -48,6 +49,8 @@ class WorkerSettings:
     def __post_init__(self) -> None:
         if self.credits < 2:
             raise UsageError(f"{self.credits} credits are too few", hint="at least 2: a stream and a message")
+        if self.credits > MAX_CREDITS:
+            raise UsageError(f"{self.credits:,} credits are too many", hint=f"at most {MAX_CREDITS:,}")
         if not 1 <= self.partitions <= MAX_PARTITIONS:
             raise UsageError(
                 f"an instance cannot have {self.partitions} partitions", hint=f"1 to {MAX_PARTITIONS}"

@@ -42,7 +42,7 @@ _AT_ONCE = 32
 """Workers that are asked together."""
 _MOMENT = 2.0
 """Seconds for the worker to which an instance is to be moved: who asks for that does not wait for ever."""
-_SOON = 15.0
+_SOON = 6.0
 """Seconds for one that is told to stop to find another that lives."""
 _NOBODY = "-probe"
 """No instance: asked for where it only counts whether somebody answers."""
