@@ -80,6 +80,8 @@ class Worker:
         self._tls = tls
         self._locks: dict[str, asyncio.Lock] = {}
         self._numbers = itertools.count(1)
+        self._shaking: dict[int, float] = {}
+        """With TLS: connections that are none yet, and when their time for a handshake is over."""
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -95,7 +97,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: Peer(self, next(self._numbers)),
+                self._peer,
                 host,
                 port,
                 backlog=self.settings.max_sessions,
@@ -194,8 +196,20 @@ class Worker:
 
     # Sessions.
 
+    def _peer(self) -> Peer:
+        """For whoever connects. One of too many handshakes is closed without a word, since none can be said yet."""
+        number, now = next(self._numbers), asyncio.get_running_loop().time()
+        if self._tls is not None:
+            for late in [each for each, end in self._shaking.items() if end <= now]:
+                del self._shaking[late]
+            if len(self._shaking) >= self.settings.max_sessions:
+                raise ConnectionRefusedError("too many handshakes")
+            self._shaking[number] = now + self.settings.hello_timeout
+        return Peer(self, number)
+
     def enter(self, peer: Peer) -> str | None:
         """A connection came; why it is refused, if it is. One that is refused takes nobody's place while it ends."""
+        self._shaking.pop(peer.number, None)
         if self._stopping or len(self.peers) >= self.settings.max_sessions:
             self.refused.add(peer)
             full = f"too many connections: this worker takes {self.settings.max_sessions}"
