@@ -6,14 +6,15 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
-from tests.connector.rig import COOKIE, Numbers, Raw
+from tests.connector.rig import COOKIE, WAIT, Numbers, Raw, Rig, eventually, ids_of, rigged
 
 from penstock.base.errors import UsageError
 from penstock.connector import frames as fr
 from penstock.connector.link import connect
-from penstock.connector.source import Columns, Connector, Record, Records, SourceFailedError, Stream
+from penstock.connector.source import Columns, Connector, Record, Records, SourceFailedError, Stream, stream_id
 
 HELLO = fr.Hello(fr.SOURCE_VERSION, COOKIE, "test", "i", frozenset({fr.MIGRATE}))
 
@@ -158,3 +159,46 @@ def test_a_source_whose_id_stands_for_nothing_is_told_and_does_not_try_for_ever(
                 await Connector([address], "i", [Whole()]).serve()
 
     asyncio.run(test())
+
+
+@asynccontextmanager
+async def talking(answer: bytes) -> AsyncIterator[str]:
+    """The address of something else."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1000)
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+STRANGE = [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0\0\0\x01\xff", fr.encode(fr.Notify(7, "s", 0)), b"\0\0"]
+
+
+@pytest.mark.parametrize("answer", STRANGE)
+def test_what_is_no_worker_does_not_end_a_connector(answer: bytes) -> None:
+    async def test() -> None:
+        async with talking(answer) as strange, ending() as worker:
+            assert (await ended([strange, worker])).acked == {"s": 10}
+
+    asyncio.run(test())
+
+
+def test_a_connector_that_is_told_to_move_to_what_is_no_worker_comes_back(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker, stream = await rig.worker(), Numbers("s", 100)
+        stream.gate = 50
+        running = Connector([worker.me.address], "i", [stream], cookie=COOKIE, migration_tries=2)
+        serving = asyncio.create_task(running.serve())
+        await eventually(lambda: running.acked.get("s") == 50)
+        async with talking(STRANGE[0]) as strange:
+            await worker.migrate("i", strange)
+            await eventually(lambda: running.link is None or serving.done())
+            stream.gate = 100
+            async with asyncio.timeout(WAIT):
+                await serving
+        assert ids_of(await rig.frames()) == {stream_id("s"): list(range(1, 101))}
+
+    rigged(tmp_path / "d", test)

@@ -18,7 +18,7 @@ from penstock.connector import frames as fr
 from penstock.connector.columns import Columns
 from penstock.connector.frames import Frame
 from penstock.connector.framing import Splitter
-from penstock.connector.session import Connection, Session, Side
+from penstock.connector.session import Connection, IllegalFrameError, Session, Side
 from penstock.connector.settings import split
 from penstock.connector.wire import keep_alive
 
@@ -246,6 +246,10 @@ async def connect(address: str, hello: fr.Hello, tls: ssl.SSLContext | None = No
             await link.close()
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "no answer"
         raise LinkLostError(f"no worker at {address}: {reason}") from None
+    except (fr.FrameError, IllegalFrameError) as error:
+        if link is not None:
+            await link.close()
+        raise LinkLostError(f"what answers at {address} is no worker: {error.message}") from None
     except BaseException:
         if link is not None:
             await link.close()
