@@ -14,7 +14,15 @@ from tests.connector.rig import COOKIE, WAIT, Numbers, Raw, Rig, eventually, ids
 from penstock.base.errors import UsageError
 from penstock.connector import frames as fr
 from penstock.connector.link import connect
-from penstock.connector.source import Columns, Connector, Record, Records, SourceFailedError, Stream, stream_id
+from penstock.connector.source import (
+    Columns,
+    Connector,
+    Record,
+    Records,
+    SourceFailedError,
+    Stream,
+    stream_id,
+)
 
 HELLO = fr.Hello(fr.SOURCE_VERSION, COOKIE, "test", "i", frozenset({fr.MIGRATE}))
 

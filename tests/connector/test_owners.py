@@ -194,3 +194,20 @@ def test_addresses_that_are_told_to_others_can_be_dialled(tmp_path: Path, host: 
         server.close()
 
     rigged(tmp_path / "d", test)
+
+
+def test_a_worker_that_stops_sends_nobody_to_one_that_would_not_take_them(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker("w")
+        stranger = await rig.worker("a", replace(SETTINGS, cookie=b"another"))
+        full = await rig.worker("b", max_sessions=1)
+        for each in (worker, stranger, full):
+            await each._announce()
+        await (await rig.peer(full, "other")).ok()
+        peer = await rig.streaming(worker, 7)
+        await worker.stop()
+        assert await peer.until(lambda frame: isinstance(frame, fr.Restart)) == fr.Restart()
+        known = [entry.owner for entry in await workers(rig.client, worker.journals)]
+        assert known == [stranger.me, full.me], "they live all the same"
+
+    rigged(tmp_path / "d", test)

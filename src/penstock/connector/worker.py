@@ -159,7 +159,7 @@ class Worker:
                     await self._empty.wait()
 
     async def _live_worker(self) -> str:
-        """The address of another worker that answers; empty if there is none."""
+        """The address of another worker that takes connectors; empty if there is none."""
         try:
             async with asyncio.timeout(_SOON):
                 others = await self._others()
@@ -168,7 +168,7 @@ class Worker:
         return others[0].owner.address if others else ""
 
     async def _others(self) -> list[Entry]:
-        """The other workers that answer, or some of them. Takes out those that do not."""
+        """Other workers that would take connectors of ours. Takes out those that do not answer."""
         if self.client is None:
             return []
         with suppress(PenstockError):
@@ -179,8 +179,9 @@ class Worker:
                 dead = [entry for entry, answer in zip(some, answers, strict=True) if answer is None]
                 if dead:
                     await directory.leave(self.client, self.journals, *dead)
-                if len(dead) < len(some):
-                    return [entry for entry in some if entry not in dead]
+                # Those that say anything else have no time, or do not trust us.
+                if ready := [entry for entry, answer in zip(some, answers, strict=True) if answer == 0]:
+                    return ready
         return []
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
