@@ -28,6 +28,7 @@ function connect() {
   const [host, port] = [target.slice(0, target.lastIndexOf(':')), Number(target.slice(target.lastIndexOf(':') + 1))];
   let credits = 0, next = null, ended = false, finished = false, input = Buffer.alloc(0);
   const socket = net.connect(port, host, () => {
+    socket.setKeepAlive(true, 30000); // a worker whose machine is gone says nothing
     socket.write(frame(0, short('0.0.1'), short(cookie), short('source.js'), short(instance)));
   });
   const notify = () => { credits -= 1; socket.write(frame(3, u64(stream), short(streamName), u64(0n))); };

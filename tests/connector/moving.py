@@ -30,6 +30,7 @@ STEPS = (
     "connector-notify",  # 7 NOTIFY_ACK with the last id
 )
 """Of a migration, in their order (protocol reference 9.3)."""
+SENT_AWAY = "connector-restart"
 WORKERS = ("a", "b")
 VICTIMS = ("old", "new", "connector")
 ENDLESS = 1_000_000_000
@@ -117,7 +118,10 @@ class Moving(Processes):
         assert code == 200, answer
 
     def killed_at(self, step: str, victim: str) -> None:
-        """Move the connector; a process dies when one of them is at this step. Then all is well again somewhere."""
+        """Move the connector; a process dies when one of them is at this step. Then all is well again somewhere.
+
+        A worker is at `SENT_AWAY` when it is told to stop.
+        """
         old = self.old()
         new = WORKERS[1 - WORKERS.index(old)]
         self.wait_for("the other worker does not answer", lambda: self.status(new) is not None)
@@ -127,7 +131,10 @@ class Moving(Processes):
         aside = self.order.with_suffix(".new")
         aside.write_text(f"{step}:1 {process.pid}")
         aside.rename(self.order)
-        self.migrate(old, new)
+        if step == SENT_AWAY:
+            self.running[old].terminate()
+        else:
+            self.migrate(old, new)
         self.wait_for(f"{victim} was not killed at {step}", lambda: process.poll() is not None)
         assert f"!{step} " in self.trace.read_text()
         self.met[f"{step} {victim}"] += 1

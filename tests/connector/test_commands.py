@@ -191,9 +191,9 @@ def test_status_without_a_broker_or_a_worker_says_so(tmp_path: Path) -> None:
 
 
 def test_status_finds_workers_whatever_prefix_their_journals_have(tmp_path: Path) -> None:
-    async def enter(address: str, prefix: str, name: str) -> None:
+    async def enter(address: str, prefix: str, name: str, http: str = "") -> None:
         async with AsyncClient(address) as client:
-            entry = directory.Entry(Owner(name, "127.0.0.1:1", name), "")
+            entry = directory.Entry(Owner(name, "127.0.0.1:1", name), http)
             await directory.enter(client, prefix, entry, replication=1, store="file:///")
 
     def told(*arguments: str) -> list[tuple[str, str]]:
@@ -202,13 +202,13 @@ def test_status_finds_workers_whatever_prefix_their_journals_have(tmp_path: Path
 
     with EmbeddedBroker(tmp_path / "data") as broker:
         asyncio.run(enter(broker.address, "connectors", "usual"))
-        asyncio.run(enter(broker.address, "tenants/a", "other"))
+        asyncio.run(enter(broker.address, "tenants/a", "other", "127.0.0.1:1"))
         assert told() == [("usual", "connectors"), ("other", "tenants/a")]
         assert told("--journals", "tenants/a") == [("other", "tenants/a")]
         assert told("--journals", "tenants/b") == []
         people = inside("connector", "status", "--broker", broker.address).output.splitlines()
     assert people == [
-        "usual at 127.0.0.1:1: does not answer",
+        "usual at 127.0.0.1:1: tells nothing (--http off)",
         "other at 127.0.0.1:1: does not answer, journals tenants/a/INSTANCE",
     ]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.connector.moving import STEPS, VICTIMS, Moving
+from tests.connector.moving import SENT_AWAY, STEPS, VICTIMS, Moving
 
 SEED = 7
 
@@ -29,7 +29,8 @@ def test_workers_and_connectors_may_die_while_a_connector_moves_and_restart_one_
     steps = random.Random(SEED).sample(STEPS, len(VICTIMS))
     for step, victim in zip(steps, VICTIMS, strict=True):
         moving.killed_at(step, victim)
-    assert len(moving.met) == len(VICTIMS)
+    moving.killed_at(SENT_AWAY, "old")
+    assert len(moving.met) == len(VICTIMS) + 1
     for _ in range(2):
         moving.terminated()
 
@@ -37,10 +38,10 @@ def test_workers_and_connectors_may_die_while_a_connector_moves_and_restart_one_
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_soak_each_dies_at_each_step_of_a_migration(moving: Moving) -> None:
-    for step in STEPS:
+    for step in (*STEPS, SENT_AWAY):
         for victim in VICTIMS:
             moving.killed_at(step, victim)
-    assert len(moving.met) == len(STEPS) * len(VICTIMS)
+    assert len(moving.met) == (len(STEPS) + 1) * len(VICTIMS)
 
 
 @pytest.mark.soak

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from penstock.base.errors import UsageError
 from penstock.cli import cli
 from penstock.connector import frames as fr
 from penstock.connector.frames import NOTHING_SEEN
-from penstock.connector.records import Point
+from penstock.connector.instancelog import PointsLostError, points_of
+from penstock.connector.records import Point, claim
 from penstock.connector.recovery import recover
 from penstock.connector.source import stream_id
 from penstock.journal.client import AsyncClient
@@ -101,3 +103,32 @@ def test_the_command_says_what_it_did_and_what_to_do(tmp_path: Path) -> None:
         assert (await peer.open(6)).point == (await peer.open(stream_id("seven"))).point == 2
 
     rigged(data, told)
+
+
+def test_a_journal_that_is_trimmed_while_it_is_looked_into_is_not_taken_for_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that its connectors still have would come into it again."""
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        peer = await rig.streaming(worker, 7)
+        await peer.send(fr.Message(7, 1), fr.Message(7, 2))
+        await peer.acked(7, 2)
+        await worker.stop()
+        claimed = await rig.client.append("connectors/i", claim("somebody"))
+        fragments = rig.client.fragments
+
+        async def listed(journal: str) -> AsyncIterator[object]:
+            """And then trimmed, before any of it is read."""
+            found = [fragment async for fragment in fragments(journal)]
+            monkeypatch.undo()
+            await trimmed(rig.client, journal)
+            for fragment in found:
+                yield fragment
+
+        monkeypatch.setattr(rig.client, "fragments", listed)
+        with pytest.raises(PointsLostError):
+            await points_of(rig.client, "connectors/i", claimed.begin)
+
+    rigged(tmp_path / "d", test)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -408,3 +409,42 @@ def number_of(peer: Peer) -> int:
     number = peer.wire.transport.get_extra_info("socket").fileno()
     assert isinstance(number, int)
     return number
+
+
+def test_a_peer_that_is_gone_when_all_are_sent_away_keeps_no_other_from_being_told(tmp_path: Path) -> None:
+    """What is written to it is answered with a reset, before the loop has heard that it closed."""
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        hello = fr.encode(fr.Hello("0.0.1", COOKIE, "p", "i"))
+        gone = [socket.create_connection(split(worker.me.address)) for _ in range(3)]
+        for each in gone:
+            each.sendall(hello)
+        stays = await rig.peer(worker)
+        await stays.ok()
+        await eventually(lambda: "i" in worker.instances and len(worker.instances["i"].peers) == 4)
+        for each in gone:
+            each.recv(100)
+            each.close()
+        worker.instances["i"].restart_all()
+        assert await stays.next() == fr.Restart()
+        await eventually(lambda: not worker.peers)
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_flood_of_connections_takes_no_more_descriptors_than_twice_the_limit(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker(max_sessions=5)
+        flood = [await rig.peer(worker, hello=False) for _ in range(50)]
+        async with asyncio.timeout(1):  # less than they would have to read why
+            while worker.counters.faults < 45:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.01)
+            for each in flood[10:]:
+                assert await each.error() == "too many connections: this worker takes 5"
+        assert len(worker.peers) == len(worker.refused) == 5
+        for each in flood:
+            await each.close()
+        await eventually(lambda: not worker.peers and not worker.refused)
+
+    rigged(tmp_path / "d", test)

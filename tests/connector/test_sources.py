@@ -96,6 +96,17 @@ def test_what_cannot_be_read_twice_is_kept_until_it_is_durable() -> None:
         pipe.seek(0)
 
 
+def test_what_another_sender_gave_is_not_taken_for_what_is_kept() -> None:
+    """What is kept was thrown away as durable, and nobody heard of it."""
+    posts = Posts("127.0.0.1", 0, name="hooks")
+    posts.seek(7)
+    assert [posts.put(b"a"), posts.put(b"b")] == [8, 9]
+    posts.seek(8)
+    with pytest.raises(CannotSeekError, match="up to message 10, and this sender gave none behind 9"):
+        posts.seek(10)
+    assert list(posts.kept) == [b"b"]
+
+
 def test_no_line_of_a_pipe_is_left_out_when_more_come_at_once_than_there_is_room_for() -> None:
     pipe = PipeLines(io.BytesIO(b"\n" * 100_000), name="p")
     pipe.limit = 1000

@@ -126,3 +126,20 @@ def test_the_commands_speak_tls(tmp_path: Path, authority: Authority) -> None:
         assert worker.wait(60) == 0
     half = commanded("worker", "--tls-cert", str(pair.cert_file))
     assert (half.exit_code, "--tls-cert and --tls-key" in half.output) == (2, True)
+
+
+def test_a_flood_of_connections_without_a_handshake_takes_no_more_than_its_share(
+    tmp_path: Path, authority: Authority
+) -> None:
+    async def test(rig: Rig) -> None:
+        rig.tls = tls_of(authority)
+        worker = await rig.worker(max_sessions=5, hello_timeout=1)
+        flood = [await rig.peer(worker, hello=False) for _ in range(30)]
+        async with asyncio.timeout(0.8):
+            for each in flood[5:]:
+                assert await each.next() is None
+        assert not any(each.closed for each in flood[:5])
+        await connector([worker.me.address], [Numbers("s", 100)], authority.ca_file).serve()
+        assert worker.counters.messages == 100
+
+    rigged(tmp_path / "d", test)

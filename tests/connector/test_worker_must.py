@@ -54,6 +54,25 @@ def test_a_worker_that_could_grant_too_little_does_not_start() -> None:
         WorkerSettings(credits=1)
 
 
+def test_a_worker_that_could_grant_more_than_ok_can_say_does_not_start() -> None:
+    with pytest.raises(UsageError, match="too many"):
+        WorkerSettings(credits=2**32)
+
+
+def test_a_hello_may_be_longer_than_the_longest_frame(tmp_path: Path) -> None:
+    """The names in it are not for the worker's limit to cut: no connector could know it yet."""
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker(max_frame=64)
+        peer = await rig.peer(worker, "i" * 64)
+        await peer.ok()
+        await peer.open(7)
+        await peer.send(fr.Message(7, 1, body=b"x" * 38))
+        assert "a frame of 65 bytes, the limit is 64" in await peer.error()
+
+    rigged(tmp_path / "d", test)
+
+
 def test_a_worker_that_nobody_could_be_sent_to_does_not_start() -> None:
     with pytest.raises(UsageError, match="expected HOST:PORT, got 'name'"):
         asyncio.run(Worker(WorkerSettings()).start("127.0.0.1:0", "name"))
@@ -199,6 +218,8 @@ def test_a_connection_that_is_gone_without_a_word_is_noticed_by_the_kernel(tmp_p
             for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
         )
         assert idle + every * count <= 60
+        # An ACK that is on its way to a peer that is gone keeps the kernel from asking.
+        assert options.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
 
     rigged(tmp_path / "d", test)
 

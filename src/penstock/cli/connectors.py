@@ -265,7 +265,8 @@ async def _survey(connection: Connection, journals: str | None) -> Sequence[Work
 def _show(worker: WorkerStatus) -> None:
     from penstock.cli.tables import NOTHING, byte_size, table
 
-    state = f"{len(worker.sessions)} sessions" if worker.answers else "does not answer"
+    silent = "does not answer" if worker.http else "tells nothing (--http off)"
+    state = f"{len(worker.sessions)} sessions" if worker.answers else silent
     where = "" if worker.journals == JOURNALS else f", journals {worker.journals}/INSTANCE"
     click.echo(f"{visible(worker.name)} at {worker.address}: {state}{visible(where)}")
     if worker.sessions:

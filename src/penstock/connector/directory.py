@@ -14,6 +14,8 @@ from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
+import msgspec
+
 from penstock.connector import frames as fr
 from penstock.connector import records
 from penstock.connector.framing import Splitter
@@ -30,7 +32,11 @@ MINE, LEAVING = 1, 2
 """What an owner answers, as credits: it has the instance, or is about to let it go."""
 _PATIENCE = 5.0
 _NAME = "_workers"
-_TELLS_NOTHING = ("Bad cookie", "Unknown protocol version")
+ANOTHER = "another worker is here now"
+STOPPING = "this worker is stopping"
+_NO_TRUST = "no TLS"
+DISTRUST = ("Bad cookie", "Unknown protocol version", _NO_TRUST)
+"""So begins what those say who would take no connector of ours either."""
 
 
 class Entry(NamedTuple):
@@ -54,21 +60,30 @@ def _label(owner: Owner) -> str:
     return f"w-{owner.nonce}"
 
 
-def _registers(entry: Entry) -> LabelSet:
-    owner = entry.owner
-    value = "/".join(quote(part, safe="") for part in (owner.name, owner.address, owner.nonce, entry.http))
-    return labels.label_set({_label(owner): value})
+def _registers(*entries: Entry) -> LabelSet:
+    values = {}
+    for owner, http in entries:
+        parts = (owner.name, owner.address, owner.nonce, http)
+        values[_label(owner)] = "/".join(quote(part, safe="") for part in parts)
+    return labels.label_set(values)
 
 
 async def enter(client: AsyncClient, prefix: str, entry: Entry, *, replication: int, store: str) -> None:
+    """Whoever had the address before was killed, and leaves."""
     journal = directory_journal(prefix)
     await ensure(client, journal_spec(journal, _NAME, replication=replication, store=store))
-    await client.append(journal, records.claim(entry.owner.name), union=_registers(entry))
-
-
-async def leave(client: AsyncClient, prefix: str, entry: Entry) -> None:
+    before = [
+        each
+        for each in await workers(client, prefix)
+        if each.owner.address == entry.owner.address and each.owner != entry.owner
+    ]
     record = records.claim(entry.owner.name)
-    await client.append(directory_journal(prefix), record, subtract=_registers(entry))
+    await client.append(journal, record, union=_registers(entry), subtract=_registers(*before))
+
+
+async def leave(client: AsyncClient, prefix: str, *entries: Entry) -> None:
+    record = records.claim(entries[0].owner.name)
+    await client.append(directory_journal(prefix), record, subtract=_registers(*entries))
 
 
 async def workers(client: AsyncClient, prefix: str) -> Sequence[Entry]:
@@ -90,23 +105,40 @@ async def ask(
     tls: ssl.SSLContext | None = None,
 ) -> int | None:
     """Whether a worker lives and has an instance (`MINE`, `LEAVING`), lives and has not (0), or does not answer."""
+    match await answer_of(owner, fr.Hello(version, cookie, "penstock", instance), tls):
+        case None:
+            return None
+        case fr.Ok(credits=has):
+            return has
+        case fr.Error(reason=reason) if reason == STOPPING:
+            return LEAVING
+        case fr.Error(reason=reason) if reason != ANOTHER:
+            return MINE  # it lives, but does not trust us, or has no time: nothing to take from it
+        case _:
+            return 0
+
+
+async def answer_of(
+    owner: Owner, hello: fr.Hello, tls: ssl.SSLContext | None = None, patience: float = _PATIENCE
+) -> fr.Frame | None:
+    """What the worker at an address says to a HELLO that probes it: OK if it is that owner, an ERROR if it is not.
+
+    None: nobody answers there. A certificate that we do not trust is an ERROR, too.
+    """
     host, port = split(owner.address)
-    hello = fr.Hello(version, cookie, "penstock", instance, frozenset({PROBE + owner.nonce}))
     writer = None
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(patience):
             reader, writer = await asyncio.open_connection(host, port, ssl=tls)
-            writer.write(fr.encode(hello))
+            probe = msgspec.structs.replace(hello, capabilities=frozenset({PROBE + owner.nonce}))
+            writer.write(fr.encode(probe))
             splitter = Splitter(65536)
             while data := await reader.read(65536):
                 for payload in splitter.feed(data):
-                    answer = fr.frame_of(payload)
-                    if isinstance(answer, fr.Error) and answer.reason.startswith(_TELLS_NOTHING):
-                        return MINE  # it lives, and does not trust us: nothing to take from it
-                    return answer.credits if isinstance(answer, fr.Ok) else 0
-    except ssl.SSLError:
-        return MINE  # somebody lives there whom we do not trust: nothing to take from it
-    except (OSError, TimeoutError, fr.FrameError):
+                    return fr.frame_of(payload)
+    except ssl.SSLError as error:
+        return fr.Error(f"{_NO_TRUST} to {owner.address}: {error.reason}")
+    except (OSError, UnicodeError, TimeoutError, fr.FrameError):
         return None
     finally:
         if writer is not None:

@@ -246,13 +246,14 @@ async def points_of(client: AsyncClient, journal: str, end: int) -> Points:
     begins = [fragment.spec.begin async for fragment in client.fragments(journal)]
     first = min(begins, default=end)
     for begin in sorted((begin for begin in begins if begin < end), reverse=True):
-        walk = Walk(journal, begin)
+        walk, at = Walk(journal, begin), begin
         async with client.read(journal, begin, end) as reader:
             async for offset, chunk in reader:
-                if offset > begin and walk.at == begin and reader.last_jump is not None:
+                if offset != at:
                     break  # trimmed meanwhile
                 walk.feed(chunk)
-        if walk.complete:
+                at += len(chunk)
+        if walk.complete and at == end:
             return walk.finish()
     if end > 0:
         raise PointsLostError(journal, first)

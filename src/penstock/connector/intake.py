@@ -45,7 +45,7 @@ _FEW: Final = _SMALL // 2
 _WORTH_KEEPING: Final = SIZE // 8
 """Less than this is copied out of a large buffer, rather than have it wait for the log with all that is around it."""
 LONGEST_HELLO: Final = 1 + 5 * (2 + SHORT_LIMIT)
-"""What a peer that has shown no cookie yet may make us keep."""
+"""What a peer that has shown no cookie yet may make us keep, however long frames may be later."""
 _FRESH: Final = -1
 """In `Intake.last`: nothing was seen of this stream."""
 
@@ -144,7 +144,7 @@ class Intake:
 
     def payload(self, limit: int | None = None) -> memoryview | None:
         """The next frame as it came, tag first; None if it is not complete."""
-        limit = self.limit if limit is None else min(limit, self.limit)
+        limit = self.limit if limit is None else limit
         data, at, have = self._data, self._at, self._end - self._at
         if have < _LENGTH:
             self._wanted = _LENGTH

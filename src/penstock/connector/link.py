@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from struct import Struct
 from typing import Final
 
-from penstock.base.errors import PenstockError
+from penstock.base.errors import PenstockError, UsageError
 from penstock.connector import frames as fr
 from penstock.connector.columns import Columns
 from penstock.connector.frames import Frame
 from penstock.connector.framing import Splitter
-from penstock.connector.session import Connection, Session, Side
+from penstock.connector.session import Connection, IllegalFrameError, Session, Side
 from penstock.connector.settings import split
+from penstock.connector.wire import keep_alive
 
 _HEAD = Struct(">IBQQqH").pack
 _REST = 27
@@ -28,6 +30,8 @@ Fields = tuple[int, bytes, bytes, int]
 """Id, body, key and time of a record."""
 _SILENCE = 60.0
 """Seconds for an answer to HELLO: a worker may have to wait for its broker."""
+_UNREAD = 300.0
+"""Seconds that a worker may leave unread what was sent: one that waits for its log does not read meanwhile."""
 
 
 class LinkLostError(PenstockError):
@@ -100,6 +104,8 @@ class Link:
         self._reader = reader
         self._writer = writer
         self._splitter = Splitter()
+        self._come: deque[memoryview] = deque()
+        """Frames that came behind the one that was looked for."""
         self._credit = asyncio.Event()
 
     async def greet(self, hello: fr.Hello) -> None:
@@ -122,20 +128,21 @@ class Link:
     async def frames(self) -> AsyncIterator[Frame]:
         """What the worker says, until it closes the connection."""
         while True:
-            try:
-                data = await self._reader.read(65536)
-            except OSError:
-                return
-            if not data:
-                return
-            for payload in self._splitter.feed(data):
-                frame = fr.frame_of(payload)
+            while self._come:
+                frame = fr.frame_of(self._come.popleft())
                 self.session.frame(Side.WORKER, frame)
                 if isinstance(frame, (fr.Ok, fr.Ack)):
                     self._credit.set()
                 yield frame
             if self._splitter.fault is not None:
                 raise self._splitter.fault
+            try:
+                data = await self._reader.read(65536)
+            except OSError:
+                return
+            if not data:
+                return
+            self._come.extend(self._splitter.feed(data))
 
     async def send(self, frame: Frame) -> None:
         self.session.frame(Side.CONNECTOR, frame)
@@ -154,6 +161,10 @@ class Link:
         Raises `TooLargeError` for what no frame holds. Every record of a source passes here, so this is kept tight.
         """
         session, limit = self.session, min(limit, self.longest_frame)
+        if records[-1][0] == fr.NOTHING_SEEN:
+            raise fr.Unsendable(
+                f"a message cannot have the id {fr.NOTHING_SEEN}, which stands for none at all"
+            )
         session.credits.spend(len(records))
         if isinstance(records, Columns):
             await self._send_columns(stream, records, limit)
@@ -212,21 +223,33 @@ class Link:
 
 async def connect(address: str, hello: fr.Hello, tls: ssl.SSLContext | None = None) -> Link:
     """Connect and open a session. Raises `LinkLostError`, `WorkerRefusedError`, `MovedError` or `UntrustedError`."""
-    host, port = split(address)
+    try:
+        host, port = split(address)
+    except UsageError as error:  # from a RESTART: those that we were given were looked at before
+        raise LinkLostError(error.message) from None
     link: Link | None = None
     try:
         async with asyncio.timeout(_SILENCE):
             reader, writer = await asyncio.open_connection(host, port, ssl=tls)
+            keep_alive(writer.get_extra_info("socket"), _UNREAD)
             link = Link(address, reader, writer)
             await link.greet(hello)
             return link
     except ssl.SSLCertVerificationError as error:
         raise UntrustedError(address, error) from None
-    except (OSError, TimeoutError) as error:
+    except (
+        OSError,
+        UnicodeError,
+        TimeoutError,
+    ) as error:  # no name of a host has more than 63 letters in a row
         if link is not None:
             await link.close()
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "no answer"
         raise LinkLostError(f"no worker at {address}: {reason}") from None
+    except (fr.FrameError, IllegalFrameError) as error:
+        if link is not None:
+            await link.close()
+        raise LinkLostError(f"what answers at {address} is no worker: {error.message}") from None
     except BaseException:
         if link is not None:
             await link.close()

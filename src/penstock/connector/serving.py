@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.base import faults
 from penstock.base.errors import PenstockError
 from penstock.connector import frames as fr
+from penstock.connector.directory import STOPPING
 from penstock.connector.frames import NOTHING_SEEN, Frame, FrameError
 from penstock.connector.intake import Intake, Run
 from penstock.connector.session import Connection, IllegalFrameError, Session, Side, Stream, Verdict
@@ -68,6 +69,8 @@ class Peer(asyncio.BufferedProtocol):
         refusal = self.worker.enter(self)
         if refusal is not None:
             self.fail(refusal)
+            if len(self.worker.refused) > self.settings.max_sessions:
+                self.wire.cut()
             return
         seconds = self.settings.hello_timeout
         self._greeting.arm(seconds, self.fail, f"no HELLO within {seconds:g} s")
@@ -141,20 +144,23 @@ class Peer(asyncio.BufferedProtocol):
             return
         hello = fr.frame_of(payload)
         assert isinstance(hello, fr.Hello)
+        answer = self.worker.probed(hello)
         fault = instance_fault(hello.instance)
-        if fault is not None:
+        if answer is None and fault is not None:
             self.fail(fault)
             return
         self.hello = hello
         self.session.frame(Side.CONNECTOR, hello)
         self._greeting.disarm()
+        if answer is not None:
+            self._send(answer)
+            self._end()
+            return
         self.wire.hold()
         self._joining = asyncio.get_running_loop().create_task(self._join(hello))
 
     async def _join(self, hello: fr.Hello) -> None:
         """Open the instance, which may take a while, and answer."""
-        if await self.worker.answered_probe(self, hello):
-            return
         try:
             joined = await self.worker.join(self, hello.instance)
         except PenstockError as error:
@@ -361,11 +367,6 @@ class Peer(asyncio.BufferedProtocol):
         self._send(_migrate(address))
         self._parting.arm(self.settings.migration_timeout, self.restart, address)
 
-    def answer(self, frame: Frame) -> None:
-        """Say this one thing, and close."""
-        self._send(frame)
-        self._end()
-
     def send_away(self, address: str) -> None:
         """Another worker has the instance: a connector that has no stream yet goes there."""
         if self._over:
@@ -382,7 +383,7 @@ class Peer(asyncio.BufferedProtocol):
         if self._over:
             return
         if self.session.connection is Connection.CONNECTED:
-            self.fail("this worker is stopping")
+            self.fail(STOPPING)
             return
         if self._points:
             self._acknowledge()

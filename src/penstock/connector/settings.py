@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import re
+import socket
 import ssl
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,6 +12,7 @@ from typing import Final
 from penstock.base.errors import UsageError
 from penstock.connector.frames import MAX_FRAME, SOURCE_VERSION
 from penstock.connector.records import MAX_RECORD
+from penstock.connector.session import MAX_CREDITS
 
 _INSTANCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -47,6 +49,8 @@ class WorkerSettings:
     def __post_init__(self) -> None:
         if self.credits < 2:
             raise UsageError(f"{self.credits} credits are too few", hint="at least 2: a stream and a message")
+        if self.credits > MAX_CREDITS:
+            raise UsageError(f"{self.credits:,} credits are too many", hint=f"at most {MAX_CREDITS:,}")
         if not 1 <= self.partitions <= MAX_PARTITIONS:
             raise UsageError(
                 f"an instance cannot have {self.partitions} partitions", hint=f"1 to {MAX_PARTITIONS}"
@@ -87,6 +91,13 @@ def instance_fault(name: str) -> str | None:
         shown = name if len(name) <= 80 else name[:80] + "..."
         return f"no instance can be called {shown!r}: 1 to 64 letters, digits, '.', '_', '-', a letter or digit first"
     return None
+
+
+def dialled(host: str, port: int) -> str:
+    """The address of a port at which we listen, as others dial it: nobody can dial "all interfaces"."""
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split(address: str) -> tuple[str, int]:

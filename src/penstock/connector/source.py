@@ -46,6 +46,7 @@ from penstock.connector.frames import NOTHING_SEEN, SOURCE_VERSION
 from penstock.connector.link import Link, LinkLostError, MovedError, WorkerRefusedError, connect, is_final
 from penstock.connector.session import Connection
 from penstock.connector.session import Stream as State
+from penstock.connector.settings import split
 from penstock.connector.stream import (
     CannotSeekError,
     Flow,
@@ -111,6 +112,8 @@ class Connector:
         """
         if not addresses or not streams:
             raise UsageError("a connector needs the address of a worker, and a stream")
+        for address in addresses:
+            split(address)
         self._seeds = list(dict.fromkeys(addresses))
         self._turn = 0
         self._hello = fr.Hello(version, cookie, program, instance, frozenset({fr.MIGRATE}))
@@ -121,6 +124,8 @@ class Connector:
         self._tls = tls
         self._check(streams)
         self._stop = asyncio.Event()
+        self._heard = 0.0
+        """When there was a session last."""
         self.link: Link | None = None
         self.progressed = False
         self.acked: dict[str, int] = {}
@@ -149,14 +154,13 @@ class Connector:
     async def serve(self) -> None:
         """As `run`, in an event loop."""
         memory.keep_used()
-        failures, heard = 0, asyncio.get_running_loop().time()
+        failures, self._heard = 0, asyncio.get_running_loop().time()
         link: Link | None = None
         while not self._stop.is_set() and not self._done:
             try:
                 link = link or await self._unless_stopped(self._connected(self._address))
                 if link is None:
                     return
-                heard = asyncio.get_running_loop().time()
                 link = await self._session(link)
                 failures = 0
                 continue
@@ -170,7 +174,7 @@ class Connector:
                 known = failures or self.progressed
                 log.log(logging.INFO if known else logging.WARNING, "%s; trying again", error.message)
             link = None
-            self._require_patience(heard)
+            self._require_patience()
             # After a session that got somewhere the next one is tried at once; then each waits longer.
             failures, self.progressed = 0 if self.progressed else failures + 1, False
             if failures:
@@ -189,8 +193,8 @@ class Connector:
             with suppress(asyncio.CancelledError, PenstockError):
                 await working
 
-    def _require_patience(self, heard: float) -> None:
-        silence = asyncio.get_running_loop().time() - heard
+    def _require_patience(self) -> None:
+        silence = asyncio.get_running_loop().time() - self._heard
         if self._patience is not None and silence > self._patience:
             raise SourceFailedError(
                 f"no worker answered for {self._patience:g} s", hint="start one, or name another address"
@@ -231,6 +235,7 @@ class Connector:
             return await self._unless_stopped(_Session(self, link).work())
         finally:
             self.link = None
+            self._heard = asyncio.get_running_loop().time()
             await link.close()
 
 

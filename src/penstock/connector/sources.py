@@ -236,6 +236,12 @@ class Kept(Stream):
                 f"stream '{self.name}' keeps what is not durable, from {self._durable + 1} on, and was asked for "
                 f"{known + 1}"
             )
+        if self._next is not None and known >= self._next:
+            raise CannotSeekError(
+                f"the log has stream '{self.name}' up to message {known}, and this sender gave none behind "
+                f"{self._next - 1}: another sends it, too",
+                hint="give each sender a stream of another name",
+            )
         self.ack(known)
         self._next = max(self._next or 0, known + 1)
         self._unread = len(self.kept)

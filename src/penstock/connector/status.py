@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from penstock.connector.worker import Worker
 
 _PATIENCE = 5.0
+_LONGEST: Final = 1 << 30
+"""An answer may have all streams that the journals of a worker ever had, some hundred bytes for each."""
 
 
 class StreamStatus(msgspec.Struct, frozen=True):
@@ -210,6 +212,6 @@ def request(address: str, method: str, path: str, body: bytes = b"", token: byte
         headers = {"Authorization": f"Bearer {token.hex()}"} if token else {}
         connection.request(method, path, body, headers)
         answer = connection.getresponse()
-        return answer.status, answer.read(16 << 20)
+        return answer.status, answer.read(_LONGEST)
     finally:
         connection.close()

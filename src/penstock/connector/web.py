@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.base.errors import PenstockError, UsageError
 from penstock.connector import status
-from penstock.connector.settings import NotHereError, split
+from penstock.connector.settings import NotHereError, dialled, split
 
 if TYPE_CHECKING:
     from penstock.connector.worker import Worker
@@ -72,8 +72,7 @@ async def serve(worker: Worker, listen: str) -> asyncio.Server:
             f"cannot listen on {listen}: {error.strerror}",
             hint="give another --http HOST:PORT, or --http off",
         ) from None
-    shown = f"[{host}]" if ":" in host else host
-    worker.http = f"{shown}:{server.sockets[0].getsockname()[1]}"
+    worker.http = dialled(host, server.sockets[0].getsockname()[1])
     return server
 
 

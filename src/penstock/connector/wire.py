@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 LINGER: Final = 2.0
@@ -29,7 +30,7 @@ class Wire:
         """The address of the peer."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        _keep_alive(transport.get_extra_info("socket"))
+        keep_alive(transport.get_extra_info("socket"))
         return _shown(transport.get_extra_info("peername"))
 
     def write(self, data: bytes) -> None:
@@ -61,9 +62,16 @@ class Wire:
             return
         assert self.transport is not None
         self.resume()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        with suppress(OSError):  # the peer may be gone, and the loop not know it yet
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
         self._end.arm(LINGER, self.transport.abort)
+
+    def cut(self) -> None:
+        """Close at once; what was written and is not on its way by now is lost."""
+        if self._works:
+            assert self.transport is not None
+            self.transport.abort()
 
     def lost(self) -> None:
         self._end.disarm()
@@ -93,14 +101,19 @@ class Timer:
             self._handle = None
 
 
-def _keep_alive(sock: socket.socket | None) -> None:
-    """A peer that vanished without a word is noticed within about a minute; one that is quiet stays."""
+def keep_alive(sock: socket.socket | None, unanswered: float = 60) -> None:
+    """A peer that vanished without a word is noticed within about a minute; one that is quiet stays.
+
+    `unanswered`: seconds that it may leave without an answer what was sent: nothing is asked of it meanwhile.
+    """
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unanswered * 1000))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import socket
 import time
 import uuid
 from collections.abc import Coroutine
@@ -24,13 +23,13 @@ from penstock.connector import directory
 from penstock.connector.buffers import Buffers
 from penstock.connector.counters import Counters
 from penstock.connector.directory import Entry
-from penstock.connector.frames import Hello, Ok
+from penstock.connector.frames import Error, Hello, Ok
 from penstock.connector.instancelog import InstanceLog
 from penstock.connector.instances import Instance
 from penstock.connector.partitions import open_instance
 from penstock.connector.registry import Decision, Owner, decision, owner_of
 from penstock.connector.serving import Peer
-from penstock.connector.settings import JOURNALS, NotHereError, WorkerSettings, WorkerTls, split
+from penstock.connector.settings import JOURNALS, NotHereError, WorkerSettings, WorkerTls, dialled, split
 from penstock.journal.client import AsyncClient, BrokerGoneError, JournalError, TimedOutError, backoff
 from penstock.journal.protocol import Status
 
@@ -39,6 +38,14 @@ __all__ = ["Instance", "Worker"]
 log = logging.getLogger(__name__)
 
 _POLL = 0.1
+_AT_ONCE = 32
+"""Workers that are asked together."""
+_MOMENT = 2.0
+"""Seconds for the worker to which an instance is to be moved: who asks for that does not wait for ever."""
+_SOON = 6.0
+"""Seconds for one that is told to stop to find another that lives."""
+_NOBODY = "-probe"
+"""No instance: asked for where it only counts whether somebody answers."""
 
 
 class Worker:
@@ -63,6 +70,8 @@ class Worker:
         self.me = Owner(name, "", uuid.uuid4().hex[:16])
         self.http = ""
         self.peers: set[Peer] = set()
+        self.refused: set[Peer] = set()
+        """Those that are no sessions and have a moment to read why; beyond `max_sessions` they have none."""
         self.instances: dict[str, Instance] = {}
         self.moved: dict[str, str] = {}
         """Where instances went that were moved away."""
@@ -71,6 +80,8 @@ class Worker:
         self._tls = tls
         self._locks: dict[str, asyncio.Lock] = {}
         self._numbers = itertools.count(1)
+        self._shaking: dict[int, float] = {}
+        """With TLS: connections that are none yet, and when their time for a handshake is over."""
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -86,7 +97,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: Peer(self, next(self._numbers)),
+                self._peer,
                 host,
                 port,
                 backlog=self.settings.max_sessions,
@@ -97,10 +108,7 @@ class Worker:
             raise UsageError(
                 f"cannot listen on {listen}: {error.strerror}", hint="give another --listen HOST:PORT"
             ) from None
-        port = self._server.sockets[0].getsockname()[1]
-        if host in ("0.0.0.0", "::"):  # nobody else can dial those
-            host = socket.gethostname()
-        shown = advertise or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        shown = advertise or dialled(host, self._server.sockets[0].getsockname()[1])
         self.me = Owner(self.me.name, shown, self.me.nonce)
         return shown
 
@@ -119,9 +127,12 @@ class Worker:
                 )
             except (BrokerGoneError, TimedOutError, JournalError) as error:
                 log.warning("the broker does not answer yet: %s", error.message)
-                await asyncio.sleep(backoff.delay(failures))
+            except PenstockError as error:  # it may be full of those that were killed
+                log.warning("cannot enter the directory of workers: %s", error.message)
+                await self._others()
             else:
                 return
+            await asyncio.sleep(backoff.delay(failures))
 
     async def stop(self, patience: float = 10.0) -> None:
         """The end, in the order that the module's text gives."""
@@ -148,24 +159,30 @@ class Worker:
                     await self._empty.wait()
 
     async def _live_worker(self) -> str:
-        """The address of another worker that answers; empty if there is none. Takes out those that do not."""
-        if self.client is None:
-            return ""
+        """The address of another worker that takes connectors; empty if there is none."""
         try:
-            async with asyncio.timeout(5):
-                known = await directory.workers(self.client, self.journals)
-        except (PenstockError, TimeoutError):
+            async with asyncio.timeout(_SOON):
+                others = await self._others()
+        except TimeoutError:
             return ""
-        for entry in known:
-            if entry.owner == self.me:
-                continue
-            if await self._ask(entry.owner, "-probe") is not None:
-                return entry.owner.address
-            try:
-                await directory.leave(self.client, self.journals, entry)
-            except PenstockError:
-                continue
-        return ""
+        return others[0].owner.address if others else ""
+
+    async def _others(self) -> list[Entry]:
+        """Other workers that would take connectors of ours. Takes out those that do not answer."""
+        if self.client is None:
+            return []
+        with suppress(PenstockError):
+            known = await directory.workers(self.client, self.journals)
+            others = [entry for entry in known if entry.owner != self.me]
+            for some in (others[at : at + _AT_ONCE] for at in range(0, len(others), _AT_ONCE)):
+                answers = await asyncio.gather(*(self._ask(entry.owner, _NOBODY) for entry in some))
+                dead = [entry for entry, answer in zip(some, answers, strict=True) if answer is None]
+                if dead:
+                    await directory.leave(self.client, self.journals, *dead)
+                # Those that say anything else have no time, or do not trust us.
+                if ready := [entry for entry, answer in zip(some, answers, strict=True) if answer == 0]:
+                    return ready
+        return []
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
         """Run something beside; the worker ends it when it stops."""
@@ -180,36 +197,48 @@ class Worker:
 
     # Sessions.
 
+    def _peer(self) -> Peer:
+        """For whoever connects. One of too many handshakes is closed without a word, since none can be said yet."""
+        number, now = next(self._numbers), asyncio.get_running_loop().time()
+        if self._tls is not None:
+            for late in [each for each, end in self._shaking.items() if end <= now]:
+                del self._shaking[late]
+            if len(self._shaking) >= self.settings.max_sessions:
+                raise ConnectionRefusedError("too many handshakes")
+            self._shaking[number] = now + self.settings.hello_timeout
+        return Peer(self, number)
+
     def enter(self, peer: Peer) -> str | None:
         """A connection came; why it is refused, if it is. One that is refused takes nobody's place while it ends."""
-        if self._stopping:
-            return "this worker is stopping"
-        if len(self.peers) >= self.settings.max_sessions:
-            return f"too many connections: this worker takes {self.settings.max_sessions}"
+        self._shaking.pop(peer.number, None)
+        if self._stopping or len(self.peers) >= self.settings.max_sessions:
+            self.refused.add(peer)
+            full = f"too many connections: this worker takes {self.settings.max_sessions}"
+            return directory.STOPPING if self._stopping else full
         self.peers.add(peer)
         self._empty.clear()
         return None
 
     def leave(self, peer: Peer) -> None:
         self.peers.discard(peer)
+        self.refused.discard(peer)
         if not self.peers:
             self._empty.set()
         if peer.instance is not None:
             peer.instance.peers.discard(peer)
             peer.instance.settled()
 
-    async def answered_probe(self, peer: Peer, hello: Hello) -> bool:
-        """Another worker asks whether we live and have an instance."""
+    def probed(self, hello: Hello) -> Ok | Error | None:
+        """What to answer, if another worker asks whether we live and have an instance."""
         for token in hello.capabilities:
             if token.startswith(directory.PROBE):
-                instance = self.instances.get(hello.instance)
                 if token != directory.PROBE + self.me.nonce:
-                    peer.fail("another worker is here now")
-                    return True
-                has = 0 if instance is None else directory.LEAVING if instance.leaving else directory.MINE
-                peer.answer(Ok(has))
-                return True
-        return False
+                    return Error(directory.ANOTHER)
+                instance = self.instances.get(hello.instance)
+                return Ok(
+                    0 if instance is None else directory.LEAVING if instance.leaving else directory.MINE
+                )
+        return None
 
     async def join(self, peer: Peer, name: str) -> Instance | str:
         """The instance for a session, opened; or the address at which it is."""
@@ -229,6 +258,7 @@ class Worker:
     async def _opened(self, name: str) -> Instance | str:
         """Open an instance that this worker does not have; waits for the broker, and for an owner that is leaving."""
         for failures in itertools.count(1):
+            self._require_going_on()
             try:
                 where = await self._elsewhere(name)
                 if where:
@@ -236,6 +266,7 @@ class Worker:
                 if where is None:
                     await asyncio.sleep(_POLL)
                     continue
+                self._require_going_on()
                 instance = Instance(name)
                 instance.use(await self.open_log(instance))
             except (BrokerGoneError, TimedOutError) as error:
@@ -245,6 +276,11 @@ class Worker:
             self.instances[name] = instance
             return instance
         raise AssertionError
+
+    def _require_going_on(self) -> None:
+        """A worker that is told to stop claims nothing: it may be its own log that it would fence."""
+        if self._stopping:
+            raise PenstockError(directory.STOPPING)
 
     async def _elsewhere(self, name: str) -> str | None:
         """The address of the live owner; empty if there is none; None while it is leaving."""
@@ -277,7 +313,7 @@ class Worker:
     async def _moved(self, name: str) -> str:
         """Where an instance was sent that nobody has claimed since; here again if nobody is there."""
         target = Owner("", self.moved[name], "")
-        if await self._ask(target, "-probe") is None:
+        if await self._ask(target, _NOBODY) is None:
             del self.moved[name]
             return ""
         return target.address
@@ -330,9 +366,9 @@ class Worker:
     async def migrate(self, what: str, address: str) -> str:
         """Move an instance, with all its sessions, to the worker at `address`; the name of the instance."""
         split(address)
+        self.instance_of(what)
+        await self._require_another(address)
         name = self.instance_of(what)
-        if address == self.me.address:
-            raise UsageError(f"{address} is this worker itself", hint="name another one")
         instance = self.instances[name]
         if instance.leaving:
             instance.leaving = address
@@ -342,6 +378,25 @@ class Worker:
         self.counters.migrations += 1
         self.spawn(self._move(instance, address))
         return name
+
+    async def _require_another(self, address: str) -> None:
+        """Refuse to move anything to ourselves, by whatever name, or to one that would refuse our connectors.
+
+        Nobody need answer: a connector comes back from there.
+        """
+        if address != self.me.address:
+            hello = Hello(self.settings.version, self.settings.cookie, "penstock", _NOBODY)
+            trusts = self._tls.trusts if self._tls is not None else None
+            target = Owner("", address, self.me.nonce)
+            answer = await directory.answer_of(target, hello, trusts, _MOMENT)
+            if isinstance(answer, Error) and answer.reason.startswith(directory.DISTRUST):
+                raise UsageError(
+                    f"the worker at {address} would take none of our connectors: {answer.reason}",
+                    hint="workers among which instances move have the same cookie, version and TLS",
+                )
+            if not isinstance(answer, Ok):
+                return
+        raise UsageError(f"{address} is this worker itself", hint="name another one")
 
     async def _move(self, instance: Instance, address: str) -> None:
         await instance.move(address, self.settings.migration_timeout)
