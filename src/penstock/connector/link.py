@@ -237,11 +237,7 @@ async def connect(address: str, hello: fr.Hello, tls: ssl.SSLContext | None = No
             return link
     except ssl.SSLCertVerificationError as error:
         raise UntrustedError(address, error) from None
-    except (
-        OSError,
-        UnicodeError,
-        TimeoutError,
-    ) as error:  # no name of a host has more than 63 letters in a row
+    except (OSError, UnicodeError, TimeoutError) as error:  # the second for what no host can be called
         if link is not None:
             await link.close()
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "no answer"
