@@ -21,6 +21,7 @@ from penstock.log import deadletters
 from penstock.log.commitlog import CommitLog, MessageTooLargeError
 from penstock.log.deadletters import DeadLetters, Misfit
 from penstock.log.message import MAX_MESSAGE_BYTES, Message, Mode, Resume
+from penstock.log.positions import LogPoint
 from penstock.pipeline.ingest import Ingest
 from penstock.pipeline.namespace import Namespace
 
@@ -182,14 +183,27 @@ def test_a_source_does_not_hear_of_an_append_that_the_broker_never_answered(tmp_
 
 @pytest.mark.parametrize("step", ["write", "sync"])
 def test_a_disk_without_room_is_waited_for_and_the_source_goes_on_where_the_log_stands(
-    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Refused as a whole, or in doubt since the sync failed: either way each message is in the log once."""
-    monkeypatch.setattr("penstock.pipeline.ingest._DELAYS", (0.05,))
-    full, refused = threading.Event(), threading.Event()
+    """Refused as a whole, or in doubt since the sync failed: either way each message is in the log once.
+
+    A claim finds room all the time: it is tried later each time nevertheless.
+    """
+    monkeypatch.setattr("penstock.pipeline.ingest._DELAYS", (0.1, 0.2, 0.3))
+    full, refused, claims = threading.Event(), threading.Event(), threading.Event()
+    renew = CommitLog.renew
+
+    def renewed(self: CommitLog, now: int) -> LogPoint:
+        claims.set()
+        try:
+            return renew(self, now)
+        finally:
+            claims.clear()
+
+    monkeypatch.setattr(CommitLog, "renew", renewed)
 
     def before(asked: str, path: Path) -> None:
-        if full.is_set() and asked == step:
+        if full.is_set() and asked == step and not claims.is_set():
             refused.set()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
@@ -211,7 +225,7 @@ def test_a_disk_without_room_is_waited_for_and_the_source_goes_on_where_the_log_
         ingest = Ingest(source, Namespace(".*"), log, lambda: None)
         ingest.start()
         assert refused.wait(10)
-        until(lambda: ingest.away is not None)
+        until(lambda: "tried again in 0.3 s" in caplog.text)
         assert ingest.state == "away"
         assert "No space left on device" in str(ingest.away)
         full.clear()

@@ -146,7 +146,8 @@ class Ingest:
                 if not self.read:
                     self.error = self.error or _never_read(error)
             except (PenstockError, OSError) as error:
-                failures = 1 if self._end != before else failures + 1
+                # A claim alone moves the end, too, and may find room where a batch does not.
+                failures = 1 if self._end.offset != before.offset else failures + 1
                 away = self._lacking_log(error)
                 if away is not None and self._wait_for_it(away, failures):
                     continue
