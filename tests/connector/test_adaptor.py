@@ -23,7 +23,7 @@ from penstock.adaptors.base import Batch
 from penstock.base.errors import UsageError
 from penstock.connector.frames import Hello, Notify, NotifyAck, Ok, encode
 from penstock.connector.settings import CREDITS
-from penstock.connector.source import Connector, IteratorStream, Record, Stream, stream_id
+from penstock.connector.source import Connector, IteratorStream, Record, Records, Stream, stream_id
 from penstock.journal.tls import ClientTls
 from penstock.log.message import Message, MessageOffset, Mode, Resume
 from penstock.pipeline.runner import run
@@ -92,6 +92,42 @@ def test_streams_become_namespaces_and_their_ends_end_the_copy() -> None:
     assert log.messages("other") == []
     assert sorted(ns for batch in log.batches for ns in batch.completed) == ["items", "orders"]
     assert {message.mode for message in log.messages("orders")} == {Mode.COPY}
+
+
+class Pausing(Stream):
+    """One message, and then nothing until it may end."""
+
+    def __init__(self, name: str, may_end: threading.Event) -> None:
+        self.name, self.may_end = name, may_end
+        self.sent = False
+
+    def seek(self, point: int | None) -> None:
+        self.sent = point is not None
+
+    async def read(self) -> Records:
+        if not self.sent:
+            self.sent = True
+            return [Record(1, b"{}")]
+        await asyncio.to_thread(self.may_end.wait, 60)
+        return None
+
+
+def test_who_is_connected_is_told_while_it_is() -> None:
+    port, may_end = free_port(), threading.Event()
+    source = a.connector(listen=f"127.0.0.1:{port}", instance="i").source()
+    assert source.gauges() == {}
+    thread = sending(port, [Pausing("orders", may_end), Pausing("items", may_end)])
+    told: dict[str, float] = {}
+    namespaces: set[str] = set()
+    for batch in source.read(lambda ns: True, {}, threading.Event()):
+        source.logged(batch)
+        namespaces |= batch.positions.keys()
+        if len(namespaces) == 2 and not told:
+            told = dict(source.gauges())
+            may_end.set()
+    thread.join(60)
+    assert 0 < told.pop("credits") <= CREDITS
+    assert told == {"connections": 1, "streams": 2, "repeated": 0, "refused": 0, "faults": 0}
 
 
 def test_a_batch_that_the_log_lost_is_sent_again_and_nothing_twice() -> None:

@@ -42,6 +42,7 @@ class ConnectorSource(Source):
     def __init__(self, settings: Connector) -> None:
         self._settings = settings
         self._inlet: Inlet | None = None
+        self._worker: InletWorker | None = None
         self._given: deque[tuple[Batch, Sequence[Item]]] = deque()
         self._lock = threading.Lock()
         split(settings.listen)
@@ -53,6 +54,23 @@ class ConnectorSource(Source):
     def namespaces(self) -> Sequence[str]:
         """Nobody knows before the streams come."""
         return ()
+
+    def gauges(self) -> Mapping[str, float]:
+        """How many are connected and what they may still send; what was counted since the reading began."""
+        worker = self._worker
+        if worker is None:
+            return {}
+        peers, counters = list(worker.peers), worker.counters
+        held = [len(instance.registry.held) for instance in list(worker.instances.values())]
+        told = {
+            "connections": len(peers),
+            "streams": sum(held),
+            "credits": sum(peer.session.credits.held for peer in peers),
+            "repeated": counters.dropped,
+            "refused": counters.refused,
+            "faults": counters.faults,
+        }
+        return {name: float(value) for name, value in told.items()}
 
     def logged(self, batch: Batch) -> None:
         inlet = self._inlet
@@ -74,7 +92,7 @@ class ConnectorSource(Source):
         with self._lock:
             self._inlet, self._given = inlet, deque()
         settings = WorkerSettings(cookie=self._settings.cookie.encode(), credits=self._settings.credits)
-        worker = InletWorker(settings, inlet, self._settings.instance, self._tls)
+        self._worker = worker = InletWorker(settings, inlet, self._settings.instance, self._tls)
         loop = EventLoop("connectors")
         try:
             try:
