@@ -73,6 +73,25 @@ def test_a_hello_may_be_longer_than_the_longest_frame(tmp_path: Path) -> None:
     rigged(tmp_path / "d", test)
 
 
+def test_where_instances_are_named_every_other_one_is_unknown_and_makes_no_journal(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker(instances=frozenset({"orders", "items"}))
+        for known in ("orders", "items"):
+            assert await (await rig.peer(worker, known)).ok() == 64
+        stranger = await rig.peer(worker, "order")
+        assert await stranger.error() == "unknown instance 'order'"
+        listed = [found.spec.name for found in await rig.client.list()]
+        assert "connectors/orders" in listed
+        assert "connectors/order" not in listed
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_worker_for_an_instance_that_cannot_be_does_not_start() -> None:
+    with pytest.raises(UsageError, match=r"no instance can be called '\.\./x'"):
+        WorkerSettings(instances=frozenset({"../x"}))
+
+
 def test_a_worker_that_nobody_could_be_sent_to_does_not_start() -> None:
     with pytest.raises(UsageError, match="expected HOST:PORT, got 'name'"):
         asyncio.run(Worker(WorkerSettings()).start("127.0.0.1:0", "name"))

@@ -94,6 +94,10 @@ def _size(ctx: click.Context, parameter: click.Parameter, value: str) -> int:
     help="Of a session.",
 )
 @click.option(
+    "--instance", "instances", multiple=True, metavar="NAME",
+    help="Take this instance, and no others but those named likewise; all if none is.",
+)  # fmt: skip
+@click.option(
     "--partitions",
     type=click.IntRange(min=1, max=256),
     default=1,
@@ -134,6 +138,7 @@ def worker(
     journals: str,
     name: str,
     credit: int,
+    instances: tuple[str, ...],
     partitions: int,
     max_frame: int,
     max_sessions: int,
@@ -156,6 +161,7 @@ def worker(
     settings = WorkerSettings(
         cookie=cookie_of(cookie_file),
         credits=credit,
+        instances=frozenset(instances),
         partitions=partitions,
         max_frame=max_frame,
         max_sessions=max_sessions,

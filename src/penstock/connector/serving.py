@@ -19,7 +19,6 @@ from penstock.connector.directory import STOPPING
 from penstock.connector.frames import NOTHING_SEEN, Frame, FrameError
 from penstock.connector.intake import Intake, Run
 from penstock.connector.session import Connection, IllegalFrameError, Session, Side, Stream, Verdict
-from penstock.connector.settings import instance_fault
 from penstock.connector.wire import Timer, Wire
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ class Peer(asyncio.BufferedProtocol):
         hello = fr.frame_of(payload)
         assert isinstance(hello, fr.Hello)
         answer = self.worker.probed(hello)
-        fault = instance_fault(hello.instance)
+        fault = self.settings.instance_fault(hello.instance)
         if answer is None and fault is not None:
             self.fail(fault)
             return

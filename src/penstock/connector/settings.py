@@ -30,6 +30,8 @@ class WorkerSettings:
     cookie: bytes = field(default=b"", repr=False)
     version: str = SOURCE_VERSION
     credits: int = CREDITS
+    instances: frozenset[str] = frozenset()
+    """Those that are taken; any with a safe name if none are given."""
     partitions: int = 1
     """Journals among which the new streams of an instance are spread."""
     max_frame: int = MAX_FRAME
@@ -62,6 +64,18 @@ class WorkerSettings:
                 f"frames of {self.max_frame:,} bytes are too long for a journal",
                 hint=f"at most {MAX_RECORD:,}",
             )
+
+        for name in self.instances:
+            fault = instance_fault(name)
+            if fault is not None:
+                raise UsageError(fault)
+
+    def instance_fault(self, name: str) -> str | None:
+        """Why an instance is not taken."""
+        fault = instance_fault(name)
+        if fault is None and self.instances and name not in self.instances:
+            return f"unknown instance '{name}'"
+        return fault
 
     def trusts(self, cookie: bytes) -> bool:
         return hmac.compare_digest(cookie, self.cookie)
