@@ -173,6 +173,7 @@ def test_a_broker_that_is_killed_is_told_and_found_again(tmp_path: Path, visit: 
                 page.locator(".note.bad").wait_for(state="detached")
 
 
+@pytest.mark.soak
 def test_a_cluster_that_loses_a_broker(tmp_path: Path, visit: Visit) -> None:
     with cluster(tmp_path / "brokers", "ab") as running:
         running.create("some/journal", replication=2)
@@ -190,6 +191,7 @@ def test_a_cluster_that_loses_a_broker(tmp_path: Path, visit: Visit) -> None:
             expect(page.locator("dl"), re.compile("too few brokers|a replica is silent"))
 
 
+@pytest.mark.soak
 def test_a_connector_with_a_stream_is_moved_to_another_worker(tmp_path: Path, visit: Visit) -> None:
     """From the page beside a run, which has nothing to do here, and so starts no Spark."""
     for name in ("broker", "here", "there", "send", "run"):
@@ -269,6 +271,7 @@ class Ticking(Immortal):
 """
 
 
+@pytest.mark.soak
 def test_an_immortal_is_seen_at_work(tmp_path: Path, visit: Visit) -> None:
     (tmp_path / "ticking.py").write_text(TICKING)
     with immortals.broker(tmp_path) as address:
