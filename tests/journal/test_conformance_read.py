@@ -179,6 +179,7 @@ def test_persisted_fragments_older_than_asked_for_are_skipped(tmp_path: Path) ->
             ):
                 responses = await foreign.read(ReadRequest(journal=JOURNAL, begin_mod_time=since))
                 assert b"".join(response.content for response in responses).decode() == expected
+                assert (responses[-1].offset, responses[-1].write_head) == (9, 9), "what is skipped counts"
             for begin, end, expected_begins in (
                 (0, 0, [0, 3, 7]),
                 (now - 2 * HOUR, 0, [3, 7]),

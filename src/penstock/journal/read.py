@@ -42,7 +42,7 @@ async def read(
         return
     await replica.until_listed_once()
     if request.offset == -1 and not request.block:
-        _require_listed(replica)
+        require_listed(replica)
     offset = replica.write_head if request.offset == -1 else request.offset
     first = True
     missed: Place | None = None
@@ -50,7 +50,7 @@ async def read(
         changed = replica.changed()
         if not len(replica.index):
             offset = max(offset, replica.trimmed)
-        found = find(replica, offset, request.begin_mod_time)
+        offset, found = find(replica, offset, request.begin_mod_time)
         if found is None and request.block:
             if replica.waits_ended:
                 return
@@ -64,12 +64,11 @@ async def read(
             response.header.CopyFrom(header)
             first = False
         if found is None:
-            _require_listed(replica)
+            require_listed(replica)
             response.status = Status.OFFSET_NOT_YET_AVAILABLE
             yield response
             return
-        offset, fragment, place = found
-        response.offset = offset
+        fragment, place = found
         response.fragment.CopyFrom(fragment.to_proto())
         if not isinstance(place, InSpool):
             response.fragment_url = await signed(place, _URL_LIFE, threads)
@@ -96,7 +95,7 @@ async def read(
             return
 
 
-def _require_listed(replica: Replica) -> None:
+def require_listed(replica: Replica) -> None:
     """Nobody is told that there is nothing while we do not know what there is."""
     if not replica.listed and not replica.closed and replica.listing_error:
         raise PenstockError(
@@ -105,21 +104,21 @@ def _require_listed(replica: Replica) -> None:
         )
 
 
-def find(replica: Replica, offset: int, begin_mod_time: int = 0) -> tuple[int, Fragment, Place] | None:
-    """The fragment to read from, and the offset there; None if nothing is committed at `offset` yet."""
+def find(replica: Replica, offset: int, begin_mod_time: int = 0) -> tuple[int, tuple[Fragment, Place] | None]:
+    """Where a read at `offset` goes on, past what it skips, and the fragment there; None if nothing is there yet."""
     while True:
         entry, covered = replica.index.lookup(offset)
         if entry is None:
-            return None
+            return offset, None
         fragment = entry.fragment
         if not covered:
             if not _may_jump(replica, offset, fragment):
-                return None
+                return offset, None
             offset = fragment.begin
         if begin_mod_time and not fragment.is_local and fragment.mod_time < begin_mod_time:
             offset = fragment.end
             continue
-        return offset, fragment, entry.payload
+        return offset, (fragment, entry.payload)
 
 
 def _may_jump(replica: Replica, offset: int, fragment: Fragment) -> bool:
