@@ -26,9 +26,11 @@ from penstock.journal.protocol import (
     JournalSpec,
     LabelSelector,
     ReadRequest,
+    RollRequest,
     Route,
     Status,
 )
+from penstock.journal.replica import Replica
 from penstock.journal.server import Options
 from penstock.journal.topology import LocalTopology
 
@@ -497,5 +499,46 @@ def test_a_signed_page_of_fragments(tmp_path: Path) -> None:
                 request.next_page_token = page.next_page_token
             assert begins == [1100 * i for i in range(6)]
             assert signed == 5
+
+    in_loop(test)
+
+
+def test_fragments_are_not_listed_without_what_the_store_has(tmp_path: Path) -> None:
+    store = tmp_path / "fragments" / "store"
+
+    async def test() -> None:
+        spec = journal(stores=["file:///store/"])
+        async with served(tmp_path) as running, dialed(running.address) as foreign:
+            store.mkdir()
+            await foreign.upsert(spec)
+            await foreign.append(JOURNAL, b"abc")
+            await foreign.stubs.roll(RollRequest(journal=JOURNAL))
+            await until(lambda: not running.broker._replicas[JOURNAL]._persisting)
+        store.rename(tmp_path / "away")
+        async with served(tmp_path) as running, dialed(running.address) as foreign:
+            code, text = await refusal(foreign.fragments(JOURNAL))
+            assert (code, "what its stores hold is not known" in text) == (grpc.StatusCode.UNKNOWN, True)
+            (tmp_path / "away").rename(store)
+            await until(lambda: running.broker._replicas[JOURNAL].listed)
+            assert [found.spec.end for found in (await foreign.fragments(JOURNAL)).fragments] == [3]
+
+    in_loop(test)
+
+
+def test_fragments_are_not_listed_by_a_broker_that_stops_before_it_knows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(replica: Replica) -> None:
+        await asyncio.Event().wait()
+
+    async def test() -> None:
+        async with served(tmp_path) as running, dialed(running.address) as foreign:
+            monkeypatch.setattr(Replica, "refresh", never)
+            await foreign.upsert(journal())
+            listing = asyncio.ensure_future(foreign.fragments(JOURNAL))
+            await asyncio.sleep(0.1)
+            running.broker.end_waits()
+            code, _ = await refusal(listing)
+            assert code is grpc.StatusCode.UNAVAILABLE
 
     in_loop(test)

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Executor
 
 from penstock.journal import keys, labels
+from penstock.journal.appending import StoppedServingError
 from penstock.journal.claims import Claims
 from penstock.journal.fragment import Codec
 from penstock.journal.keyspace import Entry
@@ -25,7 +26,7 @@ from penstock.journal.protocol import (
     Span,
     Status,
 )
-from penstock.journal.read import signed
+from penstock.journal.read import require_listed, signed
 from penstock.journal.replica import InSpool, InStore, Replica
 from penstock.journal.resolver import KeySpace, Resolver
 from penstock.journal.spoollayout import content_at
@@ -138,10 +139,13 @@ async def _until(keyspace: KeySpace, revision: int, ended: asyncio.Event) -> boo
 async def list_fragments(
     request: FragmentsRequest, replica: Replica, header: Header, threads: Executor
 ) -> FragmentsResponse:
-    """A page of a journal's fragments, the one being written included."""
+    """A page of a journal's fragments, the one being written included; never without what the stores have."""
     if replica.is_write_only:
         return FragmentsResponse(status=Status.NOT_ALLOWED, header=header)
     await replica.until_listed_once()
+    require_listed(replica)
+    if not replica.listed:
+        raise StoppedServingError(replica.spec.name)
     response = FragmentsResponse(header=header)
     limit = request.page_limit or PAGE
     for entry in replica.index.starting_at(request.next_page_token):
