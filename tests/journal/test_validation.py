@@ -32,6 +32,7 @@ LABELS = [
     (Label(name="a"), "Name: invalid length (1; expected 2 <= length <= 64)"),
     (Label(name="a" * 65), "Name: invalid length (65; expected 2 <= length <= 64)"),
     (Label(name="a=b"), "Name: not a valid token (a=b)"),
+    (Label(name="="), "Name: invalid length (1; expected 2 <= length <= 64)"),
     (Label(name="ab", value="v" * 1025), "Value: invalid length (1025; expected 0 <= length <= 1024)"),
     (Label(name="ab", value="a b"), "Value: not a valid token (a b)"),
     (Label(name="ab", prefix=True), "Prefix: only a label of a selector can match by prefix"),
@@ -94,6 +95,8 @@ DAY = '{{ .Spool.FirstAppendTime.Format "2006-01-02" }}'
 SPECS: list[tuple[Callable[[JournalSpec], object], str]] = [
     (with_fields(), ""),
     (with_fields(name="abc"), "Name: invalid length (3"),
+    (with_fields(name="a;b"), "Name: invalid length (3"),
+    (with_fields(name="/foo//bar"), "Name: must be a clean path (/foo//bar)"),
     (with_fields(name="foo/bar;meta"), "Name: not a valid token (foo/bar;meta)"),
     (with_fields(replication=0), "Replication: expected 1 to 5 (0)"),
     (with_fields(replication=5), ""),

@@ -48,13 +48,13 @@ def field(name: str) -> Iterator[None]:
 
 def check_token(value: str, low: int, high: int, symbols: str = TOKEN_SYMBOLS) -> None:
     """Refuse what is not `low` to `high` bytes of letters, numbers and `symbols`."""
+    size = len(value.encode("utf-8", "surrogatepass"))
+    if not low <= size <= high:
+        raise ValidationError(f"invalid length ({size}; expected {low} <= length <= {high})")
     if _ASCII[symbols].fullmatch(value) is None:
         for character in value:
             if character not in symbols and unicodedata.category(character)[0] not in "LN":
                 raise ValidationError(f"not a valid token ({value})")
-    size = len(value.encode())
-    if not low <= size <= high:
-        raise ValidationError(f"invalid length ({size}; expected {low} <= length <= {high})")
 
 
 def check_path(value: str, low: int, high: int) -> None:
@@ -66,12 +66,12 @@ def check_path(value: str, low: int, high: int) -> None:
     check_token(value, low, high, PATH_SYMBOLS)
     if not value:
         return
-    if value.startswith("/"):
-        raise ValidationError(f"cannot begin with '/' ({value})")
     if value in (".", "..") or value.startswith("../"):
         raise ValidationError(f"cannot begin with '.' or '..' as a segment ({value})")
     if clean_path(value) != value:
         raise ValidationError(f"must be a clean path ({value})")
+    if value.startswith("/"):
+        raise ValidationError(f"cannot begin with '/' ({value})")
 
 
 def clean_path(path: str) -> str:
