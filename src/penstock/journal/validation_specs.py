@@ -62,8 +62,9 @@ SINGLE_VALUED = (
     "app.gazette.dev/region",
 )
 
-# Parameters (`; charset=…`) cannot occur: `;` and spaces are not in the alphabet of a label's value.
-_MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$%&'*+\-.^_`{|}~]+/[A-Za-z0-9!#$%&'*+\-.^_`{|}~]+")
+# What the original's parser takes: a type alone is enough. Parameters (`; charset=…`) cannot occur: `;` and spaces are
+# not in the alphabet of a label's value.
+_MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$%&'*+\-.^_`{|}~]+(/[A-Za-z0-9!#$%&'*+\-.^_`{|}~]+)?")
 
 
 def validate_journal(name: str) -> None:
