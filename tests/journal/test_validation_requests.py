@@ -26,6 +26,10 @@ READS = [
     (ReadRequest(journal="foo/bar;meta", offset=-1), ""),
     (ReadRequest(journal="foo/bar", offset=5, end_offset=5), ""),
     (ReadRequest(journal="foo/bar", offset=-1, end_offset=5), ""),
+    (
+        ReadRequest(journal="foo/bar", offset=-1, end_offset=-1),
+        "EndOffset: expected 0, or no less than Offset (-1; Offset -1)",
+    ),
     (ReadRequest(journal="/invalid/name"), "Journal: cannot begin with '/' (/invalid/name)"),
     (ReadRequest(), "Journal: invalid length (0"),
     (ReadRequest(journal="foo/bar", offset=-2), "Offset: expected -1 or more (-2)"),

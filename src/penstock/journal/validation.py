@@ -79,7 +79,7 @@ def validate_read_request(request: ReadRequest) -> None:
         validate_request_journal(request.journal)
     with field("Offset"):
         check_at_least(request.offset, -1)
-    if request.end_offset and request.end_offset < request.offset:
+    if request.end_offset < 0 or 0 < request.end_offset < request.offset:
         raise ValidationError(
             f"expected 0, or no less than Offset ({request.end_offset}; Offset {request.offset})",
             field="EndOffset",
