@@ -12,6 +12,7 @@ import pytest
 
 from penstock.journal.auth import KeyedAuthorizer, Keys, sign
 from penstock.journal.claims import Capability, Claims
+from penstock.journal.fragment import Fragment
 from penstock.journal.protocol import (
     CompressionCodec,
     FragmentsRequest,
@@ -234,5 +235,26 @@ def test_a_token_that_expires_while_its_reader_is_slow_ends_the_read_cleanly(tmp
                     size += len(response.content)
                 assert await call.code() is grpc.StatusCode.OK
                 assert 0 < size < 24 << 20, "it was cut"
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize("codec", ["NONE", "GZIP"])
+def test_an_empty_file_in_the_store_is_no_fragment_whatever_its_name_says(tmp_path: Path, codec: str) -> None:
+    async def test() -> None:
+        spec = journal()
+        spec.fragment.compression_codec = CompressionCodec.Value(codec)  # type: ignore[assignment]
+        async with opened(tmp_path, spec) as (foreign, running):
+            await foreign.append(JOURNAL, b"hello")
+            (own,) = (await foreign.fragments(JOURNAL)).fragments
+            path = tmp_path / "fragments" / Fragment.from_proto(own.spec).content_path
+            path.parent.mkdir(parents=True)
+            path.touch()
+            await running.broker._replicas[JOURNAL].refresh()
+            assert await foreign.content() == b"hello"
+            await stored(foreign, running, b"more")
+            await running.broker._replicas[JOURNAL].refresh()
+            assert path.stat().st_size
+            assert await foreign.content() == b"hellomore"
 
     in_loop(test)

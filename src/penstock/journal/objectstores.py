@@ -71,11 +71,9 @@ class ObjectStore(FragmentStore):
 
     def exists(self, path: str) -> bool:
         try:
-            with self._translated("look for", path):
-                obstore.head(self._client, self._key(path))
+            return self.size(path) > 0
         except FileNotFoundError:
             return False
-        return True
 
     def put(self, path: str, source: Iterable[Buffer], *, content_encoding: str = "") -> None:
         self._check_writable()

@@ -374,7 +374,12 @@ class Stored:
             except ValidationError as error:
                 log.warning("%s: not a fragment in the store: %s", journal, error)
                 continue
-            if fragment.length:
+            if fragment.length and not listed.size:
+                # Some stores, and whoever copies files, leave the name of what was never written.
+                log.warning(
+                    "%s: an empty file in the store, of a fragment that is none: %s", journal, listed.path
+                )
+            elif fragment.length:
                 yield fragment, InStore(store, f"{journal}/{listed.path}")
 
     def _may_be_postfix(self, path: str) -> bool:

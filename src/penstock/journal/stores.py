@@ -112,7 +112,8 @@ class FragmentStore(ABC):
 
     @abstractmethod
     def exists(self, path: str) -> bool:
-        """Whether a whole file is at this content path, durably: the caller may free its own copy."""
+        """Whether a whole file is at this content path, durably: the caller may free its own copy. If it is empty, it
+        is not."""
 
     @abstractmethod
     def put(self, path: str, source: Iterable[Buffer], *, content_encoding: str = "") -> None:
@@ -221,7 +222,7 @@ class FileStore(FragmentStore):
 
     def exists(self, path: str) -> bool:
         target = self.path_of(path)
-        if not target.is_file():
+        if not target.is_file() or not target.stat().st_size:
             return False
         self._sync_up(target.parent)
         return True
@@ -260,7 +261,7 @@ class FileStore(FragmentStore):
             with faults.step("adopt"):
                 self._disk.link(file, target)
         except FileExistsError:
-            pass  # another broker was faster
+            return self.exists(path)  # another broker was faster
         except OSError as error:
             if error.errno not in _CANNOT_LINK:
                 raise
