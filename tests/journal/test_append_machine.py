@@ -423,6 +423,26 @@ def test_a_delayed_chunk_does_not_keep_a_journal_from_being_deleted(tmp_path: Pa
     in_loop(test)
 
 
+def test_an_append_under_way_when_its_journal_changes_is_held_to_no_maximum_rate_any_more(
+    tmp_path: Path,
+) -> None:
+    """What has changed takes effect when it is done, a new route among it."""
+
+    async def test() -> None:
+        async with opened(tmp_path) as broker:
+            await respecified(broker, max_append_rate=10)
+            machine = machine_of(broker, bytes(50), bytes(50_000), bytes(50_000))
+            appending = asyncio.create_task(machine.run())
+            await until(lambda: machine.delayed_chunks > 0)
+            async with asyncio.timeout(5):
+                await respecified(broker, max_append_rate=1000)
+                await appending
+                assert (machine.status, machine.commits[0].end) == (Status.OK, 100_050)
+                assert await append(broker, b"x") == (100_050, 100_051)
+
+    in_loop(test)
+
+
 @pytest.mark.parametrize("cancels", [1, 2])
 def test_a_large_chunk_still_being_written_is_waited_for(tmp_path: Path, cancels: int) -> None:
     """A thread cannot be cancelled; the next append must not find it at work on the same file."""

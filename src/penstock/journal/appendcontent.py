@@ -107,6 +107,7 @@ class ContentStates(AppendBase):
         if proposal != pipeline.local.fragment and not replica.read_only:
             await pipeline.propose(proposal, pipeline.local.registers)
         self.begin = max(pipeline.local.spool.end, replica.index.end if replica.read_only else 0)
+        self._invalidations = replica.invalidations
         self._minimum = MinimumRate(self._with.flow, self._with.clock())
 
     async def _take(self, content: Buffer) -> None:
@@ -126,7 +127,8 @@ class ContentStates(AppendBase):
         assert self._spec is not None
         assert self._minimum is not None
         rate = self._with.flow.maximum_of(self._spec.max_append_rate)
-        delay = replica.rate.delay(len(content), rate, self._with.clock())
+        free = self._is_in_the_way
+        delay = 0.0 if free else replica.rate.delay(len(content), rate, self._with.clock())
         if delay:
             self.delayed_chunks += 1
             await self._wait_for_balance(self._with.clock() + delay)
@@ -150,13 +152,20 @@ class ContentStates(AppendBase):
         if self._inflow is not None:
             await self._inflow.drained()
 
+    @property
+    def _is_in_the_way(self) -> bool:
+        """Whether the journal or its route has changed since content began: that takes effect when we are done."""
+        return self._owned().invalidations != self._invalidations
+
     async def _wait_for_balance(self, until: float) -> None:
-        """Let time pass, unless the journal goes: a debt may be of hours, and who deletes the journal waits for us."""
+        """Let time pass, unless the journal goes or changes: a debt may be of hours, and others wait for us."""
         replica = self._owned()
-        while not replica.closed and (rest := until - self._with.clock()) > 0:
+        while not (replica.closed or self._is_in_the_way) and (rest := until - self._with.clock()) > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(rest):
                     await replica.changed().wait()
+        if self._is_in_the_way:
+            replica.rate.forgive()
 
     async def _propose(self) -> None:
         """Commit what was streamed, and the registers with it."""

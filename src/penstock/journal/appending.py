@@ -116,6 +116,7 @@ class AppendBase:
         "_first",
         "_health_turns",
         "_inflow",
+        "_invalidations",
         "_live",
         "_minimum",
         "_next_suspend",
@@ -202,6 +203,8 @@ class AppendBase:
         self._inflow: Inflow | None = None
         """Large chunks on their way into the file, while the next one is received."""
         self._began = False
+        self._invalidations = 0
+        """Those of the replica when content began."""
         self._ticket = 0
 
     @property

@@ -55,6 +55,7 @@ class Replica(Stored):
         "began_at",
         "closed",
         "guest",
+        "invalidations",
         "local",
         "on_agreed",
         "pipeline",
@@ -75,6 +76,8 @@ class Replica(Stored):
         self.pipeline: Pipeline | None = None
         self.guest: Guest | None = None
         self.rate = MaximumRate()
+        self.invalidations = 0
+        """How often what appends resolved may have changed."""
         self.began_at = -1
         """Where the journal ended when we came, and have our own spools from."""
         self._began = 0.0
@@ -157,6 +160,7 @@ class Replica(Stored):
 
     def invalidate(self) -> None:
         """What an append resolved may no longer hold: have those that wait resolve again."""
+        self.invalidations += 1
         self.pipeline_slot.wake()
         self.spool_slot.wake()
         self._notify()
