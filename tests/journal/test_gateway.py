@@ -253,19 +253,39 @@ def test_other_methods_are_refused(method: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("query", "offset", "block"),
+    [
+        ("Offset=1&BLOCK=t", 1, True),
+        ("offset=&block=on", 0, True),
+        ("block", 0, False),
+        ("offset=-1&block=", -1, False),
+    ],
+)
+def test_arguments_are_read_as_by_the_original(query: str, offset: int, block: bool) -> None:
+    async def test() -> None:
+        service = FakeService()
+        async with browsing(service) as client, client.get(f"/a/journal?{query}") as response:
+            assert response.status == 206
+        ((request, _),) = service.reads
+        assert (request.offset, request.block) == (offset, block)
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize(
     "query",
     [
         "foo=1",
-        "Offset=1",
         "offset=x",
-        "offset=",
         "offset=1.5",
         "offset=0x10",
         "offset=9223372036854775808",
         "offset=-2",
         "offset=1&offset=2",
+        "offset=1&Offset=2",
+        "offset=&offset=2",
         "block=maybe",
-        "block",
+        "block=ON",
         "offset=1&endOffset=2",
         "&".join(["block=true"] * 50),
     ],

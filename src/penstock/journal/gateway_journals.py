@@ -40,7 +40,7 @@ _READ_ERRORS: dict[int, int] = {
 }
 _ESCAPES = re.compile("%(?![0-9a-fA-F]{2})|%2[fF]")
 _NUMBER = re.compile("[+-]?[0-9]{1,19}")
-_TRUTH = dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True) | dict.fromkeys(
+_TRUTH = dict.fromkeys(("1", "t", "T", "true", "TRUE", "True", "on"), True) | dict.fromkeys(
     ("0", "f", "F", "false", "FALSE", "False"), False
 )
 
@@ -147,19 +147,21 @@ def _read_request(journal: str, query: str) -> ReadRequest:
 
 
 def _arguments(query: str, *, known: tuple[str, ...]) -> dict[str, str]:
+    """What a query says. As in the original, names are in any case, and an argument without a value says nothing."""
     try:
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=16)
     except ValueError:
         raise HttpError(400, "invalid query") from None
     arguments: dict[str, str] = {}
-    for name, value in pairs:
+    for given, value in pairs:
+        name = given.lower()
         if name not in known:
             expected = f"expected {' or '.join(known)}" if known else "expected none"
-            raise HttpError(400, f"unknown argument {name[:32]!r} ({expected})")
+            raise HttpError(400, f"unknown argument {given[:32]!r} ({expected})")
         if name in arguments:
             raise HttpError(400, f"argument {name} is given twice")
         arguments[name] = value
-    return arguments
+    return {name: value for name, value in arguments.items() if value}
 
 
 async def _copy(responses: AsyncIterator[ReadResponse], offset: int, body: Body) -> str:
