@@ -27,6 +27,19 @@ def test_parts_of_a_template() -> None:
     assert parse("plain") == ("plain",)
 
 
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ('date={{ .Spool.FirstAppendTime.UTC.Format "2006-01-02" }}', "date=2026-03-04"),
+        ("hour={{.Spool.FirstAppendTime.Format `15`}}", "hour=15"),
+        ('a/ {{- .Spool.FirstAppendTime.Format "2006" -}} /b', "a/2026/b"),
+        (f"{FORMAT % '2006'}\n{{{{- .Spool.FirstAppendTime.Format `/01` -}}}}\n", "2026/03"),
+    ],
+)
+def test_other_ways_to_write_it(template: str, expected: str) -> None:
+    assert evaluate(template, MOMENT) == expected
+
+
 def test_times_are_utc() -> None:
     there = MOMENT.astimezone(timezone(timedelta(hours=10)))
     assert evaluate(FORMAT % "2006-01-02/15", there) == "2026-03-04/15"
@@ -77,7 +90,9 @@ UNSUPPORTED = [
     "{{ .Spool.FirstAppendTime }}",
     "{{ .Spool.FirstAppendTime.Format }}",
     "{{ .Spool.FirstAppendTime.Format 2006 }}",
-    '{{- .Spool.FirstAppendTime.Format "2006" -}}',
+    '{{-.Spool.FirstAppendTime.Format "2006"-}}',
+    '{{ .Spool.FirstAppendTime.Format"2006" }}',
+    '{{ .Spool.FirstAppendTime.Local.Format "2006" }}',
     '{{ .Spool.FirstAppendTime.Format "2006" | printf "%s" }}',
     "{{ if true }}x{{ end }}",
     '{{ .Spool.FirstAppendTime.Format "20\\"06" }}',

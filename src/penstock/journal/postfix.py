@@ -5,6 +5,9 @@ understood here, and everything else is refused by name:
 
     date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}/hour={{ .Spool.FirstAppendTime.Format "15" }}
 
+It may be written in the template's other ways: `{{- … -}}` takes the space around it away, the layout may stand in
+backquotes, and `.FirstAppendTime.UTC` is the same time.
+
 A layout shows how the moment Mon Jan 2 15:04:05 MST 2006 would be written. Times are UTC.
 """
 
@@ -21,7 +24,12 @@ from penstock.journal.tokens import ValidationError, check_path
 ZERO_TIME = datetime(1, 1, 1, tzinfo=UTC)
 """What Go calls the zero time; a template is tried with it."""
 
-_ACTION = re.compile(r"""\{\{\s*\.Spool\.FirstAppendTime\.Format\s+"([^"\\\n]*)"\s*\}\}""")
+_ACTION = re.compile(
+    r"""\{\{(?P<after>-\s)? \s* \.Spool\.FirstAppendTime(?:\.UTC)?\.Format
+        \s+ (?:"(?P<quoted>[^"\\\n]*)" | `(?P<raw>[^`]*)`) \s* (?P<before>\s-)?\}\}""",
+    re.VERBOSE,
+)
+_SPACE = " \t\r\n"
 
 _MONTHS = (
     *("January", "February", "March", "April", "May", "June"),
@@ -47,7 +55,7 @@ class Layout:
 def parse(template: str) -> tuple[str | Layout, ...]:
     """The template as literal texts and layouts, in order; ValidationError if it holds any other action."""
     parts: list[str | Layout] = []
-    position = 0
+    position, trims = 0, False
     while (start := template.find("{{", position)) >= 0:
         action = _ACTION.match(template, start)
         if action is None:
@@ -55,10 +63,16 @@ def parse(template: str) -> tuple[str | Layout, ...]:
                 f"unsupported template action at '{template[start:]}' "
                 '(expected {{ .Spool.FirstAppendTime.Format "LAYOUT" }})'
             )
-        parts += [template[position:start], Layout(action[1])]
-        position = action.end()
-    parts.append(template[position:])
+        text = _trimmed(template[position:start], trims, bool(action["after"]))
+        parts += [text, Layout(action["quoted"] or action["raw"] or "")]
+        position, trims = action.end(), bool(action["before"])
+    parts.append(_trimmed(template[position:], trims, False))
     return tuple(part for part in parts if part != "")
+
+
+def _trimmed(text: str, left: bool, right: bool) -> str:
+    text = text.lstrip(_SPACE) if left else text
+    return text.rstrip(_SPACE) if right else text
 
 
 def evaluate(template: str, first_append_time: datetime) -> str:
