@@ -186,6 +186,20 @@ def test_who_wants_more_than_was_replayed_gets_nothing_before_it_is() -> None:
     assert sent(output) == [3]
 
 
+def test_who_wants_more_than_was_replayed_and_opens_again_gets_nothing_twice() -> None:
+    """The peer restarts while our binding is still busy with its replay."""
+    output = Output("b")
+    take(output, fork(1))
+    output.open(ReplayFrom(5, 4))
+    output.open(ReplayFrom(5, 4))
+    take(output, fork(2), fork(3), fork(4), impulse(5))
+    assert sent(output) == [4, 5]
+    output.open(ReplayFrom(6, 5))
+    assert sent(output) == [5]
+    assert output.committed(6, 4)
+    assert output.size == 0
+
+
 def test_what_the_log_says_was_received_is_counted_and_dropped() -> None:
     output = Output("b")
     output.durable_replayable(2)
@@ -206,6 +220,22 @@ def test_a_receiver_that_was_made_anew_gets_what_its_predecessor_had_not() -> No
     assert sent(output) == [3]
     output.committed(1, 1)
     assert output.acked_replayable == 3
+
+
+def test_a_receiver_that_was_made_anew_gets_no_impulse_twice() -> None:
+    output = Output("b")
+    take(output, impulse(1), fork(2), impulse(3))
+    output.open(ReplayFrom(1, 1))
+    sent(output)
+    output.committed(3, 1)
+    output.forgotten("new")
+    output.open(ReplayFrom(1, 1))
+    take(output, impulse(4), impulse(5))
+    assert sent(output) == [4, 5]
+    output.open(ReplayFrom(2, 1))
+    assert sent(output) == [5]
+    assert output.committed(2, 0)
+    assert output.size == 0
 
 
 def test_a_predecessor_that_was_heard_meanwhile_costs_impulses_only() -> None:
