@@ -30,6 +30,7 @@ from penstock.immortal.wire import (
     ReplyKind,
     RpcType,
     batch,
+    decode_incoming,
     encode_message,
     incoming,
     outgoing,
@@ -283,6 +284,26 @@ def test_the_state_of_a_checkpoint_is_that_of_the_last_delivered_record() -> Non
     head, kept = state.head()
     assert (head.sequence, head.sources[""][:2], kept) == (1, (1, 1), [])
     assert State.restored("me", head, [b""]).sequence == 1
+
+
+def test_calls_to_oneself_under_either_name_stay_in_order() -> None:
+    """A replay may batch them otherwise, and they are told from those before the crash by counting."""
+    state = State("me", 5, "life")
+    state.begin()
+    calls = [Call(1, RpcType.FORK, bytes([n])) for n in range(3)]
+    [message] = split_messages(batch([outgoing(name, calls[n]) for n, name in enumerate(("me", "", "me"))]))
+    state.sent(message.type, message.data)
+    record = state.record()
+    assert record is not None
+    [message] = split_messages(record.body)
+    assert [decode_incoming(data) for data in rpcs_of(message.type, message.data)] == calls
+
+
+@pytest.mark.parametrize("method", [b"\x80" * 5 + b"\0", b"\xff" * 4 + b"\x7f"])
+def test_a_method_that_is_no_number_is_refused_before_it_is_kept(method: bytes) -> None:
+    """It was taken, and no checkpoint that held it could be read."""
+    with pytest.raises(CorruptWireError):
+        State("me", 5, "life").sent(MessageType.RPC, b"\x02b\0" + method + b"\1")
 
 
 def test_what_a_checkpoint_kept_for_one_destination_is_sent_in_messages_that_are_taken() -> None:
