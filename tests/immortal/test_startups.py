@@ -23,7 +23,7 @@ from penstock.immortal.place import Place, opened
 from penstock.immortal.starting import Debug, serve
 from penstock.immortal.streams import Hello, Welcome, connected, line, read_line
 from penstock.immortal.wire import Call, CorruptWireError, MessageType, RpcType, encode_message
-from penstock.journal.client import AsyncClient, BrokerGoneError, FencedError, TimedOutError
+from penstock.journal.client import AsyncClient, BrokerGoneError, FencedError, OffsetJumpError, TimedOutError
 from penstock.journal.client.answers import Appended
 from penstock.journal.embedded import EmbeddedBroker
 
@@ -381,6 +381,29 @@ def test_a_damaged_log_is_refused_and_nothing_of_it_is_applied(broker: str, tail
             assert [what for what in two.lb.seen if what.startswith("control")] == []
 
     scenario(broker, test, f"damaged-{len(tail)}")
+
+
+def test_a_log_that_is_gone_behind_the_checkpoint_is_missing(broker: str) -> None:
+    """All of it: the coordinator waited for what comes next, without end."""
+
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, options) as one:
+            await one.seen("control 11", "record 0")
+            one.add(1)
+            await one.until(lambda: "record 1" in one.lb.seen)
+        log = journals.journal_name(options.name, "log")
+        await place.client.roll(log)
+        await place.client.trim(log, await place.client.head(log))
+        for debug in (None, Debug(1)):
+            async with instance(place, options, debug) as two:
+                with pytest.raises(OffsetJumpError) as ended:
+                    await two.until(lambda: False)
+                found = fatal(ended.value)
+                assert found is not None
+                assert found.code == 3
+                assert [what for what in two.lb.seen if what.startswith("control")] == []
+
+    scenario(broker, test, "gone")
 
 
 def test_an_impulse_in_replay_ends_the_coordinator(broker: str) -> None:

@@ -40,7 +40,13 @@ from penstock.immortal.wire.decoding import Blob
 from penstock.immortal.wire.messages import CALLS, CheckpointStart, Message, MessageType, initial_message
 from penstock.immortal.wire.pings import is_ping
 from penstock.immortal.wire.zigzag import CorruptWireError
-from penstock.journal.client import BrokerGoneError, FencedError, JournalError, TimedOutError
+from penstock.journal.client import (
+    BrokerGoneError,
+    FencedError,
+    JournalError,
+    OffsetJumpError,
+    TimedOutError,
+)
 
 if TYPE_CHECKING:
     from penstock.journal.tls import ServerTls
@@ -401,6 +407,8 @@ def fatal(error: BaseException) -> FatalError | None:
         return FatalError(2, str(error))
     if isinstance(error, CorruptLogError):
         return FatalError(3, f"{error}; {error.hint}")
+    if isinstance(error, OffsetJumpError):
+        return FatalError(3, f"the log behind the checkpoint is missing: {error}")
     if isinstance(error, PenstockError):
         text = f"{error}; {error.hint}" if error.hint else str(error)
         unwritten = isinstance(error, (JournalError, journals.UnwrittenError))

@@ -43,6 +43,7 @@ from penstock.immortal.sockets import Binding
 from penstock.immortal.state import State
 from penstock.immortal.streams import fingerprint
 from penstock.immortal.wire.messages import MessageType
+from penstock.journal.client import OffsetJumpError
 
 _log = logging.getLogger(__name__)
 Tell = Callable[[str], None]
@@ -293,6 +294,7 @@ class Life:
         state = self._coordinator.state
         decoder = LogDecoder(self._log, entry.log_offset, committer=state.committer, sequence=entry.sequence)
         head = await self._client.head(self._log)
+        await self._require_log_of(entry)
         if entry.log_offset >= head:
             self._caught_up.set()
         async with self._client.read(self._log, entry.log_offset, block=True, raise_jumps=True) as reader:
@@ -307,6 +309,12 @@ class Life:
                     if decoder.position < head:
                         raise self._goes_on_beyond(decoder.position)
                     self._caught_up.set()
+
+    async def _require_log_of(self, entry: Entry) -> None:
+        """Where nothing at all is left a read waits for what comes next."""
+        begin = await steadily(self._coordinator.place.reach, lambda: self._client.begin(self._log))
+        if begin > entry.log_offset:
+            raise OffsetJumpError(self._log, entry.log_offset, begin)
 
     async def _replayed_up_to_the_claim(self, replaying: asyncio.Task[None]) -> None:
         """A record that says it is longer than it is would be waited for without end."""
