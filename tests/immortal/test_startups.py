@@ -269,6 +269,25 @@ def test_a_checkpoint_on_request_rolls_the_log_and_old_ones_are_deleted(broker: 
     scenario(broker, test, "rolling")
 
 
+def test_a_log_that_grows_in_lives_that_are_short_is_rolled_all_the_same(broker: str) -> None:
+    """Who is promoted takes no checkpoint: nobody did, and each start replayed more."""
+
+    async def test(place: Place, options: Options) -> None:
+        options = replace(options, active=True, trigger=6000)
+        for life in range(4):
+            async with instance(place, options) as one:
+                await one.until(lambda: one.lb.is_primary)
+                one.lb.impulse("", Call(9, RpcType.IMPULSE, bytes(4000)))
+                await one.until(lambda: f"record {life + 1}" in one.lb.seen)  # noqa: B023
+                if life == 1:
+                    await one.until(lambda: "control 2" in one.lb.seen)
+                    await has_checkpoints(place, options, 2)
+        described = await about.describe(place.client, options.name)
+        assert described.log_since_checkpoint < 2 * options.trigger
+
+    scenario(broker, test, "short")
+
+
 def test_a_checkpoint_that_is_asked_for_while_one_is_taken_is_the_next_one(broker: str) -> None:
     async def test(place: Place, options: Options) -> None:
         request = encode_message(MessageType.TAKE_CHECKPOINT)

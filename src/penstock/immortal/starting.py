@@ -206,6 +206,7 @@ class Life:
         record = coordinator.state.record()
         assert record is not None
         await coordinator.commit_record(record)
+        coordinator.part_begin = fenced.end
         await self._primary()
         return True
 
@@ -229,10 +230,12 @@ class Life:
         replaying = self._group.create_task(self._replay(entry))
         await claiming
         await self._replayed_up_to_the_claim(replaying)
-        await self._require_own_version()
+        last = await self._last_of_own_version()
         coordinator = self._coordinator
         assert coordinator.fenced is not None
-        coordinator.delivered_end = coordinator.fenced.end
+        coordinator.delivered_end = coordinator.part_begin = coordinator.fenced.end
+        if self._is_promoted:  # no checkpoint is taken here, however often this happens
+            coordinator.part_begin = last.log_offset
         coordinator.durable = dict(coordinator.state.sources)
         if self._pending and coordinator.state.sequence == 0:
             coordinator.state.initial(self._pending)
@@ -241,14 +244,21 @@ class Life:
         self._group.create_task(coordinator.deliver())
         await self._announce_to_binding()
 
-    async def _require_own_version(self) -> None:
+    async def _last_of_own_version(self) -> Entry:
         """The checkpoint of an upgrade is what upgrades: who was killed behind it left no mark in the log."""
         name = self._options.name
         there = await steadily(
             self._coordinator.place.reach, lambda: checkpoints.catalogue(self._client, name)
         )
-        if there.last is not None and there.last.version != self._options.version:
+        assert there.last is not None
+        if there.last.version != self._options.version:
             raise self._is_of_version(there.last.version)
+        return there.last
+
+    @property
+    def _is_promoted(self) -> bool:
+        """Whether this one becomes primary as one of several replicas, and as what it was."""
+        return self._options.active and self._options.upgrade <= self._options.version
 
     def _is_of_version(self, version: int) -> FatalError:
         options = self._options
@@ -271,7 +281,7 @@ class Life:
                 await coordinator.roll()
             self._tell(f"Upgraded to version {options.upgrade}")
             return
-        if options.active:
+        if self._is_promoted:
             await coordinator.binding.control(coordinator.state.committer, MessageType.BECOMING_PRIMARY)
         else:
             kind = MessageType.TAKE_BECOMING_PRIMARY_CHECKPOINT
@@ -362,7 +372,7 @@ class Life:
         """Claim the log: when we have caught up, or, as a secondary, when the primary is gone."""
         options = self._options
         await self._caught_up.wait()
-        if not options.active or options.upgrade > options.version:
+        if not self._is_promoted:
             await self._claimed(None)
             return
         self._tell("Following the log as a secondary")
