@@ -754,6 +754,43 @@ def test_a_broker_that_ends_right_after_it_answered_ends_no_start(
     scenario(broker, test, "ends-early")
 
 
+def test_a_broker_that_is_away_for_a_moment_ends_no_replica_that_starts(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was that of a primary that was killed. One waits for a first checkpoint then, or is about to replay."""
+    head, catalogue = AsyncClient.head, checkpoints.catalogue
+    asked = {"head": 0, "catalogue": 0}
+
+    def once(what: str, number: int) -> None:
+        asked[what] += 1
+        if asked[what] == number:
+            raise BrokerGoneError("the broker does not answer")
+
+    async def flaky_head(self: AsyncClient, journal: str) -> int:
+        if journal.endswith("/log"):
+            once("head", 1)
+        return await head(self, journal)
+
+    async def flaky_catalogue(client: AsyncClient, name: str) -> checkpoints.Catalogue:
+        once("catalogue", 3)
+        return await catalogue(client, name)
+
+    async def test(place: Place, options: Options) -> None:
+        options = replace(options, active=True, failover=0.5)
+        await journals.ensure(place.client, options.name)
+        log = journals.journal_name(options.name, "log")
+        await journals.claim(place.client, log, "killed", WHOLE)
+        monkeypatch.setattr(AsyncClient, "head", flaky_head)
+        monkeypatch.setattr(checkpoints, "catalogue", flaky_catalogue)
+        async with instance(place, options) as one:
+            await one.seen("control 11", "record 0")
+        async with instance(place, options) as again:
+            await again.seen("checkpoint", "record 0", "control 15")
+        assert asked["catalogue"] >= 3
+
+    scenario(broker, test, "away")
+
+
 def test_a_log_that_cannot_be_written_ends_the_coordinator_and_the_next_start_goes_on(
     broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

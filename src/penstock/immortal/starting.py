@@ -174,14 +174,12 @@ class Life:
 
     async def _wait_for_a_first(self) -> tuple[checkpoints.Catalogue, str]:
         """Of replicas that start together, one makes the first start; the others wait for its checkpoint."""
-        name, failover = self._options.name, self._options.failover
-        gone = asyncio.ensure_future(
-            watching.until_gone(self._coordinator.place, name, self._coordinator.owner, failover)
-        )
+        name, failover, place = self._options.name, self._options.failover, self._coordinator.place
+        gone = asyncio.ensure_future(watching.until_gone(place, name, self._coordinator.owner, failover))
         try:
             while True:
                 await asyncio.wait((gone,), timeout=0.2)
-                there = await checkpoints.catalogue(self._client, name)
+                there = await steadily(place.reach, lambda: checkpoints.catalogue(self._client, name))
                 if there.last is not None or gone.done():
                     return there, gone.result() if gone.done() else ""
         finally:
@@ -303,7 +301,7 @@ class Life:
         """Everything in the log behind the checkpoint goes to the binding, up to our own claim."""
         state = self._coordinator.state
         decoder = LogDecoder(self._log, entry.log_offset, committer=state.committer, sequence=entry.sequence)
-        head = await self._client.head(self._log)
+        head = await steadily(self._coordinator.place.reach, lambda: self._client.head(self._log))
         await self._require_log_of(entry)
         if entry.log_offset >= head:
             self._caught_up.set()
