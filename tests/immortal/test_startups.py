@@ -23,6 +23,7 @@ from penstock.immortal.place import Place, opened
 from penstock.immortal.starting import Debug, serve
 from penstock.immortal.streams import Hello, Welcome, connected, line, read_line
 from penstock.immortal.wire import Call, CorruptWireError, MessageType, RpcType, encode_message
+from penstock.journal import labels
 from penstock.journal.client import AsyncClient, BrokerGoneError, FencedError, OffsetJumpError, TimedOutError
 from penstock.journal.client.answers import Appended
 from penstock.journal.embedded import EmbeddedBroker
@@ -423,6 +424,31 @@ def test_a_log_that_is_gone_behind_the_checkpoint_is_missing(broker: str) -> Non
                 assert [what for what in two.lb.seen if what.startswith("control")] == []
 
     scenario(broker, test, "gone")
+
+
+@pytest.mark.parametrize("is_all", [True, False], ids=["all", "its beginning"])
+def test_a_checkpoint_that_is_gone_is_missing(broker: str, is_all: bool) -> None:
+    async def test(place: Place, options: Options) -> None:
+        journal = journals.journal_name(options.name, "checkpoints")
+        async with instance(place, options) as one:
+            await one.seen("control 11", "record 0")
+        last = (await checkpoints.catalogue(place.client, options.name)).last
+        assert last is not None
+        await place.client.roll(journal)
+        begin = await place.client.head(journal)
+        if not is_all:  # the catalogue is said once more, by who got no further
+            content = await place.client.read_bytes(journal, last.end, begin)
+            where = labels.label_set({checkpoints.CATALOGUE: f"{begin}-{begin + len(content)}"})
+            await place.client.append(journal, content, union=where)
+        await place.client.trim(journal, begin)
+        async with instance(place, options) as two:
+            with pytest.raises(MissingCheckpointError) as ended:
+                await two.until(lambda: False)
+            found = fatal(ended.value)
+            assert found is not None
+            assert found.code == 2
+
+    scenario(broker, test, f"no-checkpoint-{is_all}")
 
 
 def test_an_impulse_in_replay_ends_the_coordinator(broker: str) -> None:
