@@ -30,6 +30,7 @@ from penstock.immortal.wire import (
     ReplyKind,
     RpcType,
     batch,
+    decode_incoming,
     encode_message,
     incoming,
     outgoing,
@@ -186,6 +187,20 @@ def test_who_wants_more_than_was_replayed_gets_nothing_before_it_is() -> None:
     assert sent(output) == [3]
 
 
+def test_who_wants_more_than_was_replayed_and_opens_again_gets_nothing_twice() -> None:
+    """The peer restarts while our binding is still busy with its replay."""
+    output = Output("b")
+    take(output, fork(1))
+    output.open(ReplayFrom(5, 4))
+    output.open(ReplayFrom(5, 4))
+    take(output, fork(2), fork(3), fork(4), impulse(5))
+    assert sent(output) == [4, 5]
+    output.open(ReplayFrom(6, 5))
+    assert sent(output) == [5]
+    assert output.committed(6, 4)
+    assert output.size == 0
+
+
 def test_what_the_log_says_was_received_is_counted_and_dropped() -> None:
     output = Output("b")
     output.durable_replayable(2)
@@ -206,6 +221,22 @@ def test_a_receiver_that_was_made_anew_gets_what_its_predecessor_had_not() -> No
     assert sent(output) == [3]
     output.committed(1, 1)
     assert output.acked_replayable == 3
+
+
+def test_a_receiver_that_was_made_anew_gets_no_impulse_twice() -> None:
+    output = Output("b")
+    take(output, impulse(1), fork(2), impulse(3))
+    output.open(ReplayFrom(1, 1))
+    sent(output)
+    output.committed(3, 1)
+    output.forgotten("new")
+    output.open(ReplayFrom(1, 1))
+    take(output, impulse(4), impulse(5))
+    assert sent(output) == [4, 5]
+    output.open(ReplayFrom(2, 1))
+    assert sent(output) == [5]
+    assert output.committed(2, 0)
+    assert output.size == 0
 
 
 def test_a_predecessor_that_was_heard_meanwhile_costs_impulses_only() -> None:
@@ -253,6 +284,26 @@ def test_the_state_of_a_checkpoint_is_that_of_the_last_delivered_record() -> Non
     head, kept = state.head()
     assert (head.sequence, head.sources[""][:2], kept) == (1, (1, 1), [])
     assert State.restored("me", head, [b""]).sequence == 1
+
+
+def test_calls_to_oneself_under_either_name_stay_in_order() -> None:
+    """A replay may batch them otherwise, and they are told from those before the crash by counting."""
+    state = State("me", 5, "life")
+    state.begin()
+    calls = [Call(1, RpcType.FORK, bytes([n])) for n in range(3)]
+    [message] = split_messages(batch([outgoing(name, calls[n]) for n, name in enumerate(("me", "", "me"))]))
+    state.sent(message.type, message.data)
+    record = state.record()
+    assert record is not None
+    [message] = split_messages(record.body)
+    assert [decode_incoming(data) for data in rpcs_of(message.type, message.data)] == calls
+
+
+@pytest.mark.parametrize("method", [b"\x80" * 5 + b"\0", b"\xff" * 4 + b"\x7f"])
+def test_a_method_that_is_no_number_is_refused_before_it_is_kept(method: bytes) -> None:
+    """It was taken, and no checkpoint that held it could be read."""
+    with pytest.raises(CorruptWireError):
+        State("me", 5, "life").sent(MessageType.RPC, b"\x02b\0" + method + b"\1")
 
 
 def test_what_a_checkpoint_kept_for_one_destination_is_sent_in_messages_that_are_taken() -> None:

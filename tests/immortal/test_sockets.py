@@ -77,14 +77,16 @@ def test_a_binding_of_the_old_way_is_connected_to_where_it_listens(host: str) ->
     asyncio.run(test())
 
 
-def test_a_binding_that_dies_between_its_connections_is_not_waited_for() -> None:
+@pytest.mark.parametrize("said", [b"", encode_message(MessageType.ATTACH_TO, b"early")])
+def test_a_binding_that_dies_between_its_connections_is_not_waited_for(said: bytes) -> None:
     async def test() -> None:
         receive = free_port()
         accepting = asyncio.ensure_future(Binding.accepted(receive, free_port(), lambda: None))
         _, out = await _connected("127.0.0.1", receive)
+        out.write(said)
         out.close()
         with pytest.raises(BindingGoneError, match="closed its connection"):
-            await asyncio.wait_for(accepting, 60)
+            await asyncio.wait_for(accepting, 20)
 
     asyncio.run(test())
 

@@ -23,7 +23,8 @@ from penstock.immortal.place import Place, opened
 from penstock.immortal.starting import Debug, serve
 from penstock.immortal.streams import Hello, Welcome, connected, line, read_line
 from penstock.immortal.wire import Call, CorruptWireError, MessageType, RpcType, encode_message
-from penstock.journal.client import AsyncClient, BrokerGoneError, FencedError, TimedOutError
+from penstock.journal import labels
+from penstock.journal.client import AsyncClient, BrokerGoneError, FencedError, OffsetJumpError, TimedOutError
 from penstock.journal.client.answers import Appended
 from penstock.journal.embedded import EmbeddedBroker
 
@@ -269,6 +270,25 @@ def test_a_checkpoint_on_request_rolls_the_log_and_old_ones_are_deleted(broker: 
     scenario(broker, test, "rolling")
 
 
+def test_a_log_that_grows_in_lives_that_are_short_is_rolled_all_the_same(broker: str) -> None:
+    """Who is promoted takes no checkpoint: nobody did, and each start replayed more."""
+
+    async def test(place: Place, options: Options) -> None:
+        options = replace(options, active=True, trigger=6000)
+        for life in range(4):
+            async with instance(place, options) as one:
+                await one.until(lambda: one.lb.is_primary)
+                one.lb.impulse("", Call(9, RpcType.IMPULSE, bytes(4000)))
+                await one.until(lambda: f"record {life + 1}" in one.lb.seen)  # noqa: B023
+                if life == 1:
+                    await one.until(lambda: "control 2" in one.lb.seen)
+                    await has_checkpoints(place, options, 2)
+        described = await about.describe(place.client, options.name)
+        assert described.log_since_checkpoint < 2 * options.trigger
+
+    scenario(broker, test, "short")
+
+
 def test_a_checkpoint_that_is_asked_for_while_one_is_taken_is_the_next_one(broker: str) -> None:
     async def test(place: Place, options: Options) -> None:
         request = encode_message(MessageType.TAKE_CHECKPOINT)
@@ -381,6 +401,54 @@ def test_a_damaged_log_is_refused_and_nothing_of_it_is_applied(broker: str, tail
             assert [what for what in two.lb.seen if what.startswith("control")] == []
 
     scenario(broker, test, f"damaged-{len(tail)}")
+
+
+def test_a_log_that_is_gone_behind_the_checkpoint_is_missing(broker: str) -> None:
+    """All of it: the coordinator waited for what comes next, without end."""
+
+    async def test(place: Place, options: Options) -> None:
+        async with instance(place, options) as one:
+            await one.seen("control 11", "record 0")
+            one.add(1)
+            await one.until(lambda: "record 1" in one.lb.seen)
+        log = journals.journal_name(options.name, "log")
+        await place.client.roll(log)
+        await place.client.trim(log, await place.client.head(log))
+        for debug in (None, Debug(1)):
+            async with instance(place, options, debug) as two:
+                with pytest.raises(OffsetJumpError) as ended:
+                    await two.until(lambda: False)
+                found = fatal(ended.value)
+                assert found is not None
+                assert found.code == 3
+                assert [what for what in two.lb.seen if what.startswith("control")] == []
+
+    scenario(broker, test, "gone")
+
+
+@pytest.mark.parametrize("is_all", [True, False], ids=["all", "its beginning"])
+def test_a_checkpoint_that_is_gone_is_missing(broker: str, is_all: bool) -> None:
+    async def test(place: Place, options: Options) -> None:
+        journal = journals.journal_name(options.name, "checkpoints")
+        async with instance(place, options) as one:
+            await one.seen("control 11", "record 0")
+        last = (await checkpoints.catalogue(place.client, options.name)).last
+        assert last is not None
+        await place.client.roll(journal)
+        begin = await place.client.head(journal)
+        if not is_all:  # the catalogue is said once more, by who got no further
+            content = await place.client.read_bytes(journal, last.end, begin)
+            where = labels.label_set({checkpoints.CATALOGUE: f"{begin}-{begin + len(content)}"})
+            await place.client.append(journal, content, union=where)
+        await place.client.trim(journal, begin)
+        async with instance(place, options) as two:
+            with pytest.raises(MissingCheckpointError) as ended:
+                await two.until(lambda: False)
+            found = fatal(ended.value)
+            assert found is not None
+            assert found.code == 2
+
+    scenario(broker, test, f"no-checkpoint-{is_all}")
 
 
 def test_an_impulse_in_replay_ends_the_coordinator(broker: str) -> None:
@@ -710,6 +778,43 @@ def test_a_broker_that_ends_right_after_it_answered_ends_no_start(
         assert answers.count(False) == 1
 
     scenario(broker, test, "ends-early")
+
+
+def test_a_broker_that_is_away_for_a_moment_ends_no_replica_that_starts(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was that of a primary that was killed. One waits for a first checkpoint then, or is about to replay."""
+    head, catalogue = AsyncClient.head, checkpoints.catalogue
+    asked = {"head": 0, "catalogue": 0}
+
+    def once(what: str, number: int) -> None:
+        asked[what] += 1
+        if asked[what] == number:
+            raise BrokerGoneError("the broker does not answer")
+
+    async def flaky_head(self: AsyncClient, journal: str) -> int:
+        if journal.endswith("/log"):
+            once("head", 1)
+        return await head(self, journal)
+
+    async def flaky_catalogue(client: AsyncClient, name: str) -> checkpoints.Catalogue:
+        once("catalogue", 3)
+        return await catalogue(client, name)
+
+    async def test(place: Place, options: Options) -> None:
+        options = replace(options, active=True, failover=0.5)
+        await journals.ensure(place.client, options.name)
+        log = journals.journal_name(options.name, "log")
+        await journals.claim(place.client, log, "killed", WHOLE)
+        monkeypatch.setattr(AsyncClient, "head", flaky_head)
+        monkeypatch.setattr(checkpoints, "catalogue", flaky_catalogue)
+        async with instance(place, options) as one:
+            await one.seen("control 11", "record 0")
+        async with instance(place, options) as again:
+            await again.seen("checkpoint", "record 0", "control 15")
+        assert asked["catalogue"] >= 3
+
+    scenario(broker, test, "away")
 
 
 def test_a_log_that_cannot_be_written_ends_the_coordinator_and_the_next_start_goes_on(

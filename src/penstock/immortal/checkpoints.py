@@ -76,6 +76,13 @@ class MissingCheckpointError(PenstockError):
     """The checkpoint that was asked for is not there (any more)."""
 
 
+def _gone(journal: str, position: int) -> MissingCheckpointError:
+    return MissingCheckpointError(
+        f"journal {journal}: a checkpoint is there no more from byte {position} on",
+        hint="it was trimmed, or fragments of it are lost: `penstock journals check` tells",
+    )
+
+
 def _frame(kind: int, payload: Buffer) -> list[Buffer]:
     return [_FRAME.pack(len(payload), kind), payload]
 
@@ -89,6 +96,8 @@ async def catalogue(client: AsyncClient, instance: str) -> Catalogue:
         return Catalogue()
     begin, _, end = place.partition("-")
     content = await client.read_bytes(journal, int(begin), int(end))
+    if len(content) < int(end) - int(begin):
+        raise _gone(journal, int(begin) + len(content))
     return _decoded(content[_FRAME.size :], Catalogue, journal, int(begin))
 
 
@@ -228,7 +237,7 @@ async def frames(client: AsyncClient, journal: str, begin: int, end: int) -> Asy
     async with client.read(journal, begin, end) as reader:
         async for offset, chunk in reader:
             if offset != position + len(buffer):
-                raise CorruptError("bytes of a checkpoint are gone", where=journal, position=offset)
+                raise _gone(journal, position + len(buffer))
             buffer += chunk
             while len(buffer) >= _FRAME.size:
                 length, kind = _FRAME.unpack_from(buffer)
@@ -242,7 +251,9 @@ async def frames(client: AsyncClient, journal: str, begin: int, end: int) -> Asy
                 del buffer[: _FRAME.size + length]
                 position += _FRAME.size + length
                 yield kind, payload
-    if buffer or position != end:
+    if position + len(buffer) < end:
+        raise _gone(journal, position + len(buffer))
+    if buffer:
         raise CorruptError("a checkpoint that breaks off", where=journal, position=position)
 
 

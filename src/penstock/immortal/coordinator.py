@@ -40,7 +40,13 @@ from penstock.immortal.wire.decoding import Blob
 from penstock.immortal.wire.messages import CALLS, CheckpointStart, Message, MessageType, initial_message
 from penstock.immortal.wire.pings import is_ping
 from penstock.immortal.wire.zigzag import CorruptWireError
-from penstock.journal.client import BrokerGoneError, FencedError, JournalError, TimedOutError
+from penstock.journal.client import (
+    BrokerGoneError,
+    FencedError,
+    JournalError,
+    OffsetJumpError,
+    TimedOutError,
+)
 
 if TYPE_CHECKING:
     from penstock.journal.tls import ServerTls
@@ -151,7 +157,8 @@ class Coordinator:
         self._queued = asyncio.Event()
         self._room = asyncio.Event()
         self._asked: Asked | None = None
-        self._part_begin = 0
+        self.part_begin = 0
+        """Where in the log its last part begins; at first, behind the last checkpoint."""
         self._part = 0
         self._roll_wanted = False
         self.progress = asyncio.Event()
@@ -301,7 +308,6 @@ class Coordinator:
     async def commit(self) -> None:
         """Gather, append, tell, hand on; for as long as this is the primary."""
         assert self.fenced is not None
-        self._part_begin = self.fenced.end
         while True:
             await self.input.wait()
             self.input.clear()
@@ -312,7 +318,7 @@ class Coordinator:
                     self._room.clear()
                     await self._room.wait()
             trigger = self.options.trigger
-            is_due = self._roll_wanted or 0 < trigger <= self.fenced.end - self._part_begin
+            is_due = self._roll_wanted or 0 < trigger <= self.fenced.end - self.part_begin
             if is_due and not any(isinstance(item, Asked) for item in self._queue) and self._asked is None:
                 self._roll_wanted = False
                 await self.roll()
@@ -336,7 +342,7 @@ class Coordinator:
         self._part += 1
         checkpointer = await self._checkpointer()
         with step("immortal-roll"):
-            self._part_begin = await self.append(Rolled(self._part, checkpointer, time.time()))
+            self.part_begin = await self.append(Rolled(self._part, checkpointer, time.time()))
         if not checkpointer:
             self.ask(Asked(MessageType.TAKE_CHECKPOINT, self.version))
 
@@ -401,6 +407,8 @@ def fatal(error: BaseException) -> FatalError | None:
         return FatalError(2, str(error))
     if isinstance(error, CorruptLogError):
         return FatalError(3, f"{error}; {error.hint}")
+    if isinstance(error, OffsetJumpError):
+        return FatalError(3, f"the log behind the checkpoint is missing: {error}")
     if isinstance(error, PenstockError):
         text = f"{error}; {error.hint}" if error.hint else str(error)
         unwritten = isinstance(error, (JournalError, journals.UnwrittenError))

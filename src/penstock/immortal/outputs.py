@@ -195,8 +195,9 @@ class Output:
         replayable = wanted.replayable + self.base - 1
         position = wanted.number - self.shift - 1
         if not self.is_met:
-            # Before the end of a replay this may be further than the binding has come: then it waits there.
-            position = replayable
+            # Before the end of a replay this may be further than the binding has come: then it waits there. Impulses
+            # are behind it in this life if one who was made anew since was heard to have them.
+            position = replayable + max(0, self.acked - self.acked_replayable)
             self.shift = wanted.number - 1 - position
         elif position > self.position or self._replayable_at(position) != replayable:
             position = self._next_replayable_after(replayable)
@@ -288,7 +289,8 @@ class Output:
         return self.replayable if position == self.position else -1
 
     def _next_replayable_after(self, replayable: int) -> int:
-        """The position of the first replayable message behind so many of them."""
+        """The position of the first replayable message behind so many of them, also where a replay has not come to it:
+        until then there are no Impulses."""
         for chunk in chain(self._sent, self._unsent):
             if chunk.replayable_end <= replayable:
                 continue
@@ -298,7 +300,7 @@ class Output:
                     return position
                 position += 1
                 before += counts
-        return self.position
+        return self.position + max(0, replayable - self.replayable)
 
     def _first(self) -> Chunk | None:
         if self._sent:

@@ -35,18 +35,21 @@ class Routed:
         return self.count - self.impulses
 
 
-def route(kind: int, data: bytes) -> dict[bytes, Routed]:
-    """The RPCs of a message of type 0 or 5, or a ping, from a binding, by destination (UTF-8; empty for itself)."""
+def route(kind: int, data: bytes, own: bytes = b"") -> dict[bytes, Routed]:
+    """The RPCs of a message of type 0 or 5, or a ping, from a binding, by destination (UTF-8; empty for itself).
+
+    Its `own` name is itself as well: what goes there under either name stays in one order.
+    """
     routed: dict[bytes, Routed] = {}
     try:
         if kind in CALLS:
-            _one(routed, data, 0, len(data))
+            _one(routed, data, 0, len(data), own)
             if kind != MessageType.RPC:
                 [alone] = routed.values()
                 alone.pieces = [_as(kind, *alone.pieces)]
         else:
             count, _, at = batch_counts(kind, data)
-            _many(routed, data, count, at)
+            _many(routed, data, count, at, own)
     except IndexError:
         raise CorruptWireError("an RPC that breaks off", position=len(data)) from None
     return routed
@@ -57,7 +60,7 @@ def _as(kind: int, message: bytes) -> bytes:
     return message[:at] + bytes((kind,)) + message[at + 1 :]
 
 
-def _many(routed: dict[bytes, Routed], data: bytes, count: int, at: int) -> None:
+def _many(routed: dict[bytes, Routed], data: bytes, count: int, at: int, own: bytes) -> None:
     """Most calls of a batch begin as the one before did: to the same destination, of the same method and type."""
     head = _NONE
     mine, is_impulse, skipped, whole = Routed(), False, 0, len(data)
@@ -73,7 +76,7 @@ def _many(routed: dict[bytes, Routed], data: bytes, count: int, at: int) -> None
             raise CorruptWireError(f"a batch of {count} that breaks off or holds no RPC", position=start)
         begin = start + 1
         if not data.startswith(head, begin) or begin + len(head) > at:
-            head, mine, is_impulse, skipped = _one(routed, data, begin, at)
+            head, mine, is_impulse, skipped = _one(routed, data, begin, at, own)
             continue
         begin += skipped
         size = at - begin + 1
@@ -84,20 +87,19 @@ def _many(routed: dict[bytes, Routed], data: bytes, count: int, at: int) -> None
         raise CorruptWireError(f"a batch of {count} with bytes behind the last RPC", position=at)
 
 
-def _one(routed: dict[bytes, Routed], data: bytes, at: int, end: int) -> tuple[bytes, Routed, bool, int]:
+def _one(
+    routed: dict[bytes, Routed], data: bytes, at: int, end: int, own: bytes
+) -> tuple[bytes, Routed, bool, int]:
     """Take one RPC. What calls like it begin with; whose it is, whether it is an Impulse, what is left out of it."""
     length, name_at = decode_int(data, at)
     begin = name_at + length
     if length < 0:
         raise CorruptWireError(f"a destination of {length} bytes", position=name_at)
     name = data[name_at:begin]
-    mine = routed.setdefault(name, Routed())
+    mine = routed.setdefault(b"" if name == own else name, Routed())
     head, is_impulse = _NONE, False
     if not data[begin]:  # a call; answers have another byte there, and are always replayable
-        kind_at = begin + 1
-        while data[kind_at] >= 0x80:
-            kind_at += 1
-        kind_at += 1
+        _, kind_at = decode_int(data, begin + 1)
         is_impulse = data[kind_at] == _IMPULSE
         if kind_at >= end:
             raise CorruptWireError("an RPC without a type", position=kind_at)

@@ -1,6 +1,6 @@
 """A coordinator as a process: it runs until it fails, tells why in one line, and takes its binding with it.
 
-    FATAL ERROR <n>: …    0 unexpected, 1 version mismatch, 2 missing checkpoint, 3 damaged log,
+    FATAL ERROR <n>: …    0 unexpected, 1 version mismatch, 2 missing checkpoint, 3 damaged or missing log,
                           4 binding or metadata, 5 log write, or another primary
 
 Lines that bindings wait for: `Ready…` when they may connect; `Adding input:` and `Adding output:`, or `restoring …`,

@@ -37,13 +37,13 @@ class Binding:
     def __init__(
         self,
         reader: asyncio.StreamReader,
-        first: asyncio.Future[bytes],
+        said: bytes,
         writer: asyncio.StreamWriter,
         own: asyncio.StreamWriter,
         legacy: bool,
     ) -> None:
         self._reader = reader
-        self._first = first
+        self._said = said
         self._writer = writer
         self._own = own
         self._decoder = MessageDecoder(fixed_lengths=legacy)
@@ -54,23 +54,28 @@ class Binding:
     ) -> Binding:
         """Wait for a binding, as long as it takes; it may connect from `ready` on."""
         reader, own = await _accept(receive_port, ready)
-        first = asyncio.ensure_future(_read(reader))
+        said = bytearray()
+        hearing = asyncio.ensure_future(_hear(reader, said))
         second = asyncio.ensure_future(_connect(send_port) if legacy else _accept(send_port, lambda: None))
         try:
-            await asyncio.wait((first, second), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((hearing, second), return_when=asyncio.FIRST_COMPLETED)
             if not second.done():
-                first.result()  # a binding that died between its two connections is not waited for
+                hearing.result()  # a binding that died between its two connections is not waited for
             _, writer = await second
         except BaseException:
-            first.cancel()
             second.cancel()
             own.close()
             raise
-        return cls(reader, first, writer, own, legacy)
+        finally:
+            hearing.cancel()
+            await asyncio.wait((hearing,))
+            if not hearing.cancelled():
+                hearing.exception()  # who reads on is told again
+        return cls(reader, bytes(said), writer, own, legacy)
 
     async def events(self) -> AsyncIterator[Message | CheckpointStart | Blob]:
         """What the binding sends; ends with an error when the connection does."""
-        data = await self._first
+        data = self._said
         while True:
             for event in self._decoder.feed(data):
                 yield event
@@ -114,6 +119,12 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
     if not data:
         raise BindingGoneError("the binding closed its connection")
     return data
+
+
+async def _hear(reader: asyncio.StreamReader, said: bytearray) -> None:
+    """Take what comes, until it is told to stop; ends by itself when the connection does."""
+    while True:
+        said += await _read(reader)
 
 
 async def _accept(port: int, ready: Callable[[], None]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -43,6 +43,7 @@ from penstock.immortal.sockets import Binding
 from penstock.immortal.state import State
 from penstock.immortal.streams import fingerprint
 from penstock.immortal.wire.messages import MessageType
+from penstock.journal.client import OffsetJumpError
 
 _log = logging.getLogger(__name__)
 Tell = Callable[[str], None]
@@ -173,14 +174,12 @@ class Life:
 
     async def _wait_for_a_first(self) -> tuple[checkpoints.Catalogue, str]:
         """Of replicas that start together, one makes the first start; the others wait for its checkpoint."""
-        name, failover = self._options.name, self._options.failover
-        gone = asyncio.ensure_future(
-            watching.until_gone(self._coordinator.place, name, self._coordinator.owner, failover)
-        )
+        name, failover, place = self._options.name, self._options.failover, self._coordinator.place
+        gone = asyncio.ensure_future(watching.until_gone(place, name, self._coordinator.owner, failover))
         try:
             while True:
                 await asyncio.wait((gone,), timeout=0.2)
-                there = await checkpoints.catalogue(self._client, name)
+                there = await steadily(place.reach, lambda: checkpoints.catalogue(self._client, name))
                 if there.last is not None or gone.done():
                     return there, gone.result() if gone.done() else ""
         finally:
@@ -205,6 +204,7 @@ class Life:
         record = coordinator.state.record()
         assert record is not None
         await coordinator.commit_record(record)
+        coordinator.part_begin = fenced.end
         await self._primary()
         return True
 
@@ -228,10 +228,12 @@ class Life:
         replaying = self._group.create_task(self._replay(entry))
         await claiming
         await self._replayed_up_to_the_claim(replaying)
-        await self._require_own_version()
+        last = await self._last_of_own_version()
         coordinator = self._coordinator
         assert coordinator.fenced is not None
-        coordinator.delivered_end = coordinator.fenced.end
+        coordinator.delivered_end = coordinator.part_begin = coordinator.fenced.end
+        if self._is_promoted:  # no checkpoint is taken here, however often this happens
+            coordinator.part_begin = last.log_offset
         coordinator.durable = dict(coordinator.state.sources)
         if self._pending and coordinator.state.sequence == 0:
             coordinator.state.initial(self._pending)
@@ -240,14 +242,21 @@ class Life:
         self._group.create_task(coordinator.deliver())
         await self._announce_to_binding()
 
-    async def _require_own_version(self) -> None:
+    async def _last_of_own_version(self) -> Entry:
         """The checkpoint of an upgrade is what upgrades: who was killed behind it left no mark in the log."""
         name = self._options.name
         there = await steadily(
             self._coordinator.place.reach, lambda: checkpoints.catalogue(self._client, name)
         )
-        if there.last is not None and there.last.version != self._options.version:
+        assert there.last is not None
+        if there.last.version != self._options.version:
             raise self._is_of_version(there.last.version)
+        return there.last
+
+    @property
+    def _is_promoted(self) -> bool:
+        """Whether this one becomes primary as one of several replicas, and as what it was."""
+        return self._options.active and self._options.upgrade <= self._options.version
 
     def _is_of_version(self, version: int) -> FatalError:
         options = self._options
@@ -270,7 +279,7 @@ class Life:
                 await coordinator.roll()
             self._tell(f"Upgraded to version {options.upgrade}")
             return
-        if options.active:
+        if self._is_promoted:
             await coordinator.binding.control(coordinator.state.committer, MessageType.BECOMING_PRIMARY)
         else:
             kind = MessageType.TAKE_BECOMING_PRIMARY_CHECKPOINT
@@ -292,7 +301,8 @@ class Life:
         """Everything in the log behind the checkpoint goes to the binding, up to our own claim."""
         state = self._coordinator.state
         decoder = LogDecoder(self._log, entry.log_offset, committer=state.committer, sequence=entry.sequence)
-        head = await self._client.head(self._log)
+        head = await steadily(self._coordinator.place.reach, lambda: self._client.head(self._log))
+        await self._require_log_of(entry)
         if entry.log_offset >= head:
             self._caught_up.set()
         async with self._client.read(self._log, entry.log_offset, block=True, raise_jumps=True) as reader:
@@ -307,6 +317,12 @@ class Life:
                     if decoder.position < head:
                         raise self._goes_on_beyond(decoder.position)
                     self._caught_up.set()
+
+    async def _require_log_of(self, entry: Entry) -> None:
+        """Where nothing at all is left a read waits for what comes next."""
+        begin = await steadily(self._coordinator.place.reach, lambda: self._client.begin(self._log))
+        if begin > entry.log_offset:
+            raise OffsetJumpError(self._log, entry.log_offset, begin)
 
     async def _replayed_up_to_the_claim(self, replaying: asyncio.Task[None]) -> None:
         """A record that says it is longer than it is would be waited for without end."""
@@ -354,7 +370,7 @@ class Life:
         """Claim the log: when we have caught up, or, as a secondary, when the primary is gone."""
         options = self._options
         await self._caught_up.wait()
-        if not options.active or options.upgrade > options.version:
+        if not self._is_promoted:
             await self._claimed(None)
             return
         self._tell("Following the log as a secondary")

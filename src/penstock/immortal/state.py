@@ -93,9 +93,9 @@ class State:
     def sent(self, kind: int, data: bytes, *, in_replay: bool = False) -> list[Output]:
         """An RPC, or a batch of them, from the binding; the outputs that have something new."""
         touched = []
-        for key, routed in route(kind, data).items():
+        for key, routed in route(kind, data, self._own).items():
             try:
-                name = "" if key == self._own else key.decode()
+                name = key.decode()
             except UnicodeDecodeError:
                 raise CorruptWireError("a destination that is not UTF-8", position=0) from None
             if in_replay and routed.impulses:
