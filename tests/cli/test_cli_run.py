@@ -15,7 +15,7 @@ from rich.console import Console
 from penstock.base.errors import InUseError, PenstockError
 from penstock.cli import render
 from penstock.cli.run import remarks, throttled, what_next, without_room
-from penstock.pipeline.progress import NodeProgress, Progress, SinkSummary
+from penstock.pipeline.progress import NodeProgress, Progress, SinkSummary, Summary
 from penstock.spark.reach import Reach
 
 from .conftest import FakeRunner, Invoke
@@ -257,6 +257,18 @@ def test_the_live_table_fits_a_small_terminal() -> None:
     text = printed(render.progress(Progress("shop", 1.0, "running", 10**9, [node])), width=80)
     assert "1,000,000,000" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_where_there_is_no_room_a_table_tells_in_lines_what_it_can_spare() -> None:
+    sink = SinkSummary("big-orders", 10, 7, 2, 1, 0, 7, "file://a/long/path.jsonl")
+    ended = Summary("shop", 1.0, 10, 10, [sink], adds_up=True, exit_code=0)
+    narrow = printed(render.summary(ended), width=60).splitlines()
+    assert narrow[1].endswith("+ pending")
+    assert narrow[2].split() == ["big-orders", "10", "7", "2", "1", "0"]
+    assert narrow[3] == "big-orders: rows 7, target file://a/long/path.jsonl"
+    wide = printed(render.summary(ended)).splitlines()
+    assert wide[2].split() == ["big-orders", "10", "7", "2", "1", "0", "7", "file://a/long/path.jsonl"]
+    assert len(wide) == 3
 
 
 def test_the_summary_shows_counts_that_add_up_and_what_to_try_next(runner: FakeRunner) -> None:
