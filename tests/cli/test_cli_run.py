@@ -311,6 +311,7 @@ def test_a_run_that_did_nothing_says_where_to_look() -> None:
     dropped = SinkSummary("audit", 10, 0, 10, 0, 0, 0, "file://audit.jsonl")
     (remark,) = remarks(dataclasses.replace(summary, sinks=[dropped]))
     assert "audit: everything was dropped" in remark
+    assert "`penstock trace` what functions make of a message" in remark
     assert remarks(dataclasses.replace(summary, sinks=[dropped], exit_code=1)) == []
 
 
