@@ -139,6 +139,18 @@ def failing(error: str) -> str:
     return f"import penstock.cli.catalogue as c\ndef fail(*_): raise {error}\nc.entries = fail\n{START}"
 
 
+def test_a_broker_that_does_not_answer_is_told_with_the_variable_that_named_it(tmp_path: Path) -> None:
+    away = "http://127.0.0.1:1"
+    named = penstock_process("status", cwd=tmp_path, PENSTOCK_BROKER=away)
+    assert named.returncode == 1
+    assert (
+        "the address is that of PENSTOCK_BROKER: unset that to use the data directory's own" in named.stderr
+    )
+    typed = penstock_process("status", "--broker", away, cwd=tmp_path)
+    assert typed.returncode == 1
+    assert "Hint: see whether it is running\n" in typed.stderr
+
+
 def test_an_unforeseen_error_is_told_shortly_and_in_full_when_asked(tmp_path: Path) -> None:
     code = failing("ValueError('odd')")
     done = penstock_process("about", cwd=tmp_path, code=code)

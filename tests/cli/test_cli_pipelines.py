@@ -68,6 +68,11 @@ def test_init_writes_yaml_that_makes_the_same_pipeline(
     assert yaml.sink_nodes == python.sink_nodes
 
 
+def test_what_init_writes_of_test_data_comes_to_an_end(invoke: Invoke, tmp_path: Path) -> None:
+    invoke("init", "generate", "discard", "load.py")
+    assert load_pipeline(tmp_path / "load.py").source_node.adaptor == adaptors.generate(count=10_000)
+
+
 def test_init_writes_every_setting_of_a_role_with_its_help(invoke: Invoke, tmp_path: Path) -> None:
     invoke("init", "sqlite", "file")
     text = (tmp_path / "pipeline.py").read_text()

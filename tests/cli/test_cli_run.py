@@ -15,7 +15,7 @@ from rich.console import Console
 from penstock.base.errors import InUseError, PenstockError
 from penstock.cli import render
 from penstock.cli.run import remarks, throttled, what_next, without_room
-from penstock.pipeline.progress import NodeProgress, Progress, SinkSummary
+from penstock.pipeline.progress import NodeProgress, Progress, SinkSummary, Summary
 from penstock.spark.reach import Reach
 
 from .conftest import FakeRunner, Invoke
@@ -259,6 +259,18 @@ def test_the_live_table_fits_a_small_terminal() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_where_there_is_no_room_a_table_tells_in_lines_what_it_can_spare() -> None:
+    sink = SinkSummary("big-orders", 10, 7, 2, 1, 0, 7, "file://a/long/path.jsonl")
+    ended = Summary("shop", 1.0, 10, 10, [sink], adds_up=True, exit_code=0)
+    narrow = printed(render.summary(ended), width=60).splitlines()
+    assert narrow[1].endswith("+ pending")
+    assert narrow[2].split() == ["big-orders", "10", "7", "2", "1", "0"]
+    assert narrow[3] == "big-orders: rows 7, target file://a/long/path.jsonl"
+    wide = printed(render.summary(ended)).splitlines()
+    assert wide[2].split() == ["big-orders", "10", "7", "2", "1", "0", "7", "file://a/long/path.jsonl"]
+    assert len(wide) == 3
+
+
 def test_the_summary_shows_counts_that_add_up_and_what_to_try_next(runner: FakeRunner) -> None:
     text = printed(render.summary(runner.summary, what_next(runner.summary, Path(".penstock"))))
     [audit] = [line.split() for line in text.splitlines() if line.startswith("audit")]
@@ -299,6 +311,7 @@ def test_a_run_that_did_nothing_says_where_to_look() -> None:
     dropped = SinkSummary("audit", 10, 0, 10, 0, 0, 0, "file://audit.jsonl")
     (remark,) = remarks(dataclasses.replace(summary, sinks=[dropped]))
     assert "audit: everything was dropped" in remark
+    assert "`penstock trace` what functions make of a message" in remark
     assert remarks(dataclasses.replace(summary, sinks=[dropped], exit_code=1)) == []
 
 

@@ -65,6 +65,8 @@ def test_tap_tells_what_a_function_refuses(tmp_path: Path, monkeypatch: pytest.M
     result = shop.run("tap", "shop.py", "big", *ALL)
     assert result.stdout == '3 orders insert {"id":2,"total":20}\n'
     assert "big refused message 0: " in result.stderr
+    details = [sink["detail"] for sink in shop.lines("trace", "shop.py", "0")[0]["sinks"]]
+    assert any("'big' refuses it today; the sink's offset is -1" in detail for detail in details)
 
 
 def test_tap_stops_at_a_function_that_only_spark_can_run(shop: Shop) -> None:

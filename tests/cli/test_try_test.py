@@ -66,6 +66,7 @@ def test_try_tells_what_is_refused_and_ends_with_1(bench: Shop) -> None:
         (("pik",), "did you mean 'pick'?"),
         (("pick",), "setting 'fields' is missing"),
         (("pick", "--set", "fields"), "expected NAME=VALUE"),
+        (("pick", "--set", "fields=id"), "--set takes JSON"),
         (("shop.py:slim", "--set", "fields=[]"), "--set is for built-in functions"),
         (("shop.py:slim", "--op", "insrt"), "did you mean 'insert'?"),
         (("shop.py:audit",), "'audit' is a sink of pipeline 'shop', not a function"),

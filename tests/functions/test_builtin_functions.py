@@ -225,6 +225,18 @@ def test_pretty_shows_each_message_with_its_own_indent_and_passes_it_on(
     assert {record.levelname for record in caplog.records} == {"INFO"}
 
 
+@pytest.mark.parametrize(("level", "shown"), [("INFO", '{"b": 1.00}\n'), ("WARNING", "")])
+def test_pretty_is_seen_in_a_process_in_which_nobody_has_set_up_logs(
+    caplog: pytest.LogCaptureFixture, level: str, shown: str
+) -> None:
+    caplog.set_level(level, "penstock")
+    worker = "import pickle, sys; pickle.load(sys.stdin.buffer).rewrite(b'{\"b\":1.00}')"
+    sent = pickle.dumps(f.pretty(spaces=0))
+    told = subprocess.run([sys.executable, "-c", worker], input=sent, capture_output=True, check=True).stderr
+    assert told.decode().endswith(shown)
+    assert (b"penstock.functions.pretty" in told) is bool(shown)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -221,8 +221,8 @@ class TestDataFrameFunctionsThatFail:
     @pytest.mark.parametrize(
         ("function", "complaint"),
         [
-            (lambda df: df.drop("offset"), "lost of the message's columns: offset"),
-            (lambda df: df.groupBy("ns").count(), "lost of the message's columns: offset, ts"),
+            (lambda df: df.drop("offset"), "lost columns of the message: offset"),
+            (lambda df: df.groupBy("ns").count(), "lost columns of the message: offset, ts"),
             (lambda df: None, "returned NoneType, expected a DataFrame"),
         ],
     )

@@ -66,6 +66,8 @@ def test_policies_that_are_none(given: Any, words: str) -> None:
         saved(on_error=given)
     assert caught.value.message.startswith("sink 'audit': 'on_error'")
     assert words in caught.value.message
+    if given == "skip":
+        assert caught.value.hint == "one of: stop, dead-letter; or retry(5), in YAML {retry: 5}"
 
 
 @pytest.mark.parametrize(

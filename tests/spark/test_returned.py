@@ -80,7 +80,7 @@ def test_columns_of_other_types_become_those_of_a_message(spark: SparkSession) -
 @pytest.mark.parametrize(
     "function, complaint",
     [
-        (lambda df: df.drop("op"), "transformation 'step' lost of the message's columns: op"),
+        (lambda df: df.drop("op"), "transformation 'step' lost columns of the message: op"),
         (lambda df: df.count(), "transformation 'step' returned int, expected a DataFrame"),
         (
             lambda df: df.select("*", sf.lit("{}").alias("Data")),

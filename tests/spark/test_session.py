@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ import psutil
 import pyarrow as pa
 import pytest
 from pyspark import SparkContext
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 import penstock
@@ -241,6 +243,17 @@ def test_a_secret_is_not_on_the_command_line(spark: SparkSession) -> None:
 def test_the_handler_of_interrupts_stays_the_program_s_own(spark: SparkSession) -> None:
     # Python's own; none where whoever started the tests has them ignore interrupts.
     assert signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_IGN)
+
+
+@pytest.mark.spark
+def test_an_error_of_a_query_is_raised_and_not_logged_as_well(
+    spark: SparkSession, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(AnalysisException, match="nope"):
+        spark.range(1).where("nope > 1")
+    assert capfd.readouterr().err == ""
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        assert not logging.getLogger(name).isEnabledFor(logging.ERROR)
 
 
 @pytest.mark.spark

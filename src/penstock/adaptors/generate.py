@@ -44,7 +44,9 @@ class Generate(Adaptor):
     description: ClassVar[str] = "test data: numbered documents, the same every time"
     reads: ClassVar[bool] = True
 
-    count: int | None = setting("how many messages in all; endless if not given", default=None)
+    count: int | None = setting(
+        "how many messages in all; endless if not given", default=None, example=10_000, needed=True
+    )
     rate: float | None = setting("messages a second; as fast as they are taken if not given", default=None)
     namespaces: Sequence[str] = setting("namespaces, which take turns", default=("generated",))
     seed: int = setting("another seed, other texts", default=0)

@@ -17,7 +17,7 @@ from penstock.base.secrets import mask_logs
 Format = Literal["text", "json"]
 LEVELS = ("debug", "info", "warning", "error")
 
-_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
@@ -41,6 +41,6 @@ class JsonFormatter(logging.Formatter):
 def set_up(level: str, form: Format) -> None:
     """Send all logs to standard error, from `level` up."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(_TEXT))
+    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     mask_logs()

@@ -39,6 +39,8 @@ def show_error(error: Exception, *, debug: bool) -> int:
     """Tell what happened and what to do about it; returns the exit code it stands for."""
     if isinstance(error, PenstockError):
         code, text, hint = error.exit_code, error.message, error.hint
+        if hint and hint.startswith("see whether"):
+            hint += _from_environment(text)
     else:
         code, text = 1, f"unexpected {type(error).__name__}: {error}"
         hint = "run it again with `penstock --debug ...` to see where it happened"
@@ -50,6 +52,18 @@ def show_error(error: Exception, *, debug: bool) -> int:
     if hint:
         click.echo(click.style("Hint: ", fg="cyan") + visible(mask(hint)), err=True, color=color)
     return code
+
+
+def _from_environment(text: str) -> str:
+    """What a hint adds where the address that does not answer was typed some time ago, into a variable."""
+    for name, otherwise in (
+        ("PENSTOCK_BROKER", "unset that to use the data directory's own"),
+        ("PENSTOCK_ETCD", "another may be named by --etcd"),
+    ):
+        addresses = (one.strip().rpartition("//")[2] for one in os.environ.get(name, "").split(","))
+        if any(address and address in text for address in addresses):
+            return f"; the address is that of {name}: {otherwise}"
+    return ""
 
 
 def visible(text: str) -> str:

@@ -272,7 +272,8 @@ def _show(worker: WorkerStatus) -> None:
     from penstock.cli.tables import NOTHING, byte_size, table
 
     silent = "does not answer" if worker.http else "tells nothing (--http off)"
-    state = f"{len(worker.sessions)} sessions" if worker.answers else silent
+    count = len(worker.sessions)
+    state = f"{count} session{'s' if count != 1 else ''}" if worker.answers else silent
     where = "" if worker.journals == JOURNALS else f", journals {worker.journals}/INSTANCE"
     click.echo(f"{visible(worker.name)} at {worker.address}: {state}{visible(where)}")
     if worker.sessions:

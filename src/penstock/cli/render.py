@@ -56,7 +56,7 @@ def progress(now: Progress) -> RenderableType:
         parts.append(Text(f"not reading: {visible(now.readers)}", style="yellow"))
     if now.nodes:
         table = tables.table(
-            "node", "adaptor", "in>", "delivered>", "dropped>", "dead>", "rate/s>", "lag>", "state",
+            "node", "?adaptor", "in>", "delivered>", "dropped>", "dead>", "?rate/s>", "lag>", "state",
         )  # fmt: skip
         for node in now.nodes:
             table.add_row(*_node_row(node))
@@ -112,15 +112,16 @@ def _node_row(node: NodeProgress) -> list[RenderableType]:
 def summary(end: Summary, next_steps: Sequence[NextStep] = ()) -> RenderableType:
     """How a run ended: counts that add up for each sink, and what to type next."""
     good = end.exit_code == 0
+    messages = "1 message" if end.read == 1 else f"{end.read:,} messages"
     parts: list[RenderableType] = [
         Text.assemble(
             (visible(end.pipeline), "bold"),
             ("  done" if good else "  stopped", "green" if good else "red"),
-            f"  {duration(end.elapsed)}  read {end.read:,} messages, log at {end.log_next:,}",
+            f"  {duration(end.elapsed)}  read {messages}, log at {end.log_next:,}",
         )
     ]
     table = tables.table(
-        "sink", "in>", "= delivered>", "+ dropped>", "+ dead>", "+ pending>", "rows>", "target"
+        "sink", "in>", "= delivered>", "+ dropped>", "+ dead>", "+ pending>", "?rows>", "?target"
     )
     for sink in end.sinks:
         counts = (sink.messages_in, sink.delivered, sink.dropped, sink.dead, sink.pending, sink.rows)

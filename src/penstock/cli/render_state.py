@@ -87,8 +87,8 @@ def _log(found: PipelineStatus) -> str:
 
 def _sinks(sinks: Sequence[SinkStatus], now_ts: int) -> Table:
     table = tables.table(
-        "sink", "offset>", "delivered>", "dropped>", "dead>", "lag>", "lag bytes>", "oldest pending",
-        "updated", "state",
+        "sink", "offset>", "delivered>", "dropped>", "dead>", "lag>", "?lag bytes>", "?oldest pending",
+        "?updated", "state",
     )  # fmt: skip
     for sink in sinks:
         counts = (sink.delivered, sink.dropped, sink.dead, sink.lag)

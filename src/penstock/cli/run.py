@@ -321,7 +321,7 @@ def remarks(summary: Summary) -> list[str]:
     if not summary.log_next:
         return [f"The source gave nothing; {look}."]
     return [
-        f"{sink.sink}: everything was dropped; {look}."
+        f"{sink.sink}: everything was dropped; {look}, `penstock trace` what functions make of a message."
         for sink in summary.sinks
         if sink.messages_in and sink.dropped == sink.messages_in
     ]

@@ -5,6 +5,10 @@ Text that comes from data is never taken for markup, and its control characters 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -48,13 +52,62 @@ def ago(ts: int, now: int) -> str:
     return f"{duration((now - ts) / 1e6)} ago"
 
 
+class Fitting(Table):
+    """A table whose columns that can be spared are told in lines below it, the last first, where there is no room."""
+
+    def __init__(self) -> None:
+        super().__init__(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        self.spare: list[int] = []
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        out: list[int] = []
+        shown = self._without(out)
+        wide = options.update(max_width=_ANY_WIDTH)
+        for number in reversed(self.spare):
+            if Measurement.get(console, wide, shown).maximum <= options.max_width:
+                break
+            out.insert(0, number)
+            shown = self._without(out)
+        yield shown
+        cells = [list(column.cells) for column in self.columns]
+        for row in range(self.row_count if out else 0):
+            told = (
+                f"{self.columns[at].header} {_plain(cells[at][row])}"
+                for at in out
+                if _plain(cells[at][row]) != NOTHING
+            )
+            if line := ", ".join(told):
+                yield Text(f"{_plain(cells[0][row])}: {line}", style="dim")
+
+    def _without(self, out: Collection[int]) -> Table:
+        shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        kept = [column for number, column in enumerate(self.columns) if number not in out]
+        for column in kept:
+            shown.add_column(column.header, justify=column.justify, no_wrap=column.no_wrap, overflow="fold")
+        for row in zip(*(column.cells for column in kept), strict=True):
+            shown.add_row(*row)
+        return shown
+
+
+_ANY_WIDTH = 100_000
+
+
+def _plain(cell: RenderableType) -> str:
+    return cell.plain if isinstance(cell, Text) else str(cell)
+
+
 def table(*columns: str) -> Table:
-    """A table without lines; a title that ends in `>` heads a column of numbers."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for title in columns:
+    """A table without lines. A title ending in `>` heads a column of numbers, one beginning with `?` can be spared."""
+    made = Fitting()
+    for number, title in enumerate(columns):
         numbers = title.endswith(">")
+        if title.startswith("?"):
+            made.spare.append(number)
         made.add_column(
-            title.rstrip(">"), justify="right" if numbers else "left", no_wrap=numbers, overflow="fold"
+            title.removeprefix("?").rstrip(">"),
+            justify="right" if numbers else "left",
+            no_wrap=numbers,
+            overflow="fold",
         )
     return made
 

@@ -42,9 +42,9 @@ def try_function(
 ) -> None:
     """Apply FUNCTION to documents and show what comes out.
 
-    FUNCTION is a node of a pipeline file (FILE:NODE, or FILE:PIPELINE:NODE) or a built-in one with its settings.
-    Documents come as one JSON text or as lines. What was dropped or refused is told on stderr; the exit code is 1 if
-    anything was refused.
+    FUNCTION is a node of a pipeline file (FILE:NODE, or FILE:PIPELINE:NODE) or a built-in one with its settings. It
+    gets every document, whatever its `ns` pattern says. Documents come as one JSON text or as lines. What was dropped
+    or refused is told on stderr; the exit code is 1 if anything was refused.
 
     \b
     Examples:
@@ -52,9 +52,11 @@ def try_function(
       penstock try pick --set 'fields=["id"]' < docs.jsonl
       echo '{"id":1,"total":9}' | penstock try skip --set field=total --set operator='>' --set match=10
     """
+    from penstock.functions.pretty import listen
     from penstock.pipeline.trial import documents, tried
 
     pipeline, step = _function(ctx, function, given)
+    listen()
     refused = False
     for done in tried(pipeline, step, documents(source.read()), ns, op, _starting):
         refused = refused or done.outcome == "refused"

@@ -152,7 +152,8 @@ class Worker:
                 async with asyncio.timeout(patience):
                     await directory.leave(self.client, self.journals, Entry(self.me, self.http))
             except (PenstockError, TimeoutError) as error:
-                log.warning("could not leave the directory of workers: %s", error)
+                reason = str(error) or "the broker did not answer in time"
+                log.warning("could not leave the directory of workers: %s", reason)
         if self.peers:
             with suppress(TimeoutError):
                 async with asyncio.timeout(3):

@@ -59,7 +59,7 @@ def pick(**settings: object) -> Pick:
 
 
 def pretty(**settings: object) -> Pretty:
-    """Show each message in the log file and pass it on: `pretty(spaces=2)`."""
+    """Show each message among the log lines and pass it on: `pretty(spaces=2)`."""
     return load("function 'pretty'", Pretty, settings)
 
 

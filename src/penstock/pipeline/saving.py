@@ -71,7 +71,7 @@ def policy_of(where: str, given: str | Policy | RetryWords) -> Policy:
         raise UsageError(
             f"{where}: 'on_error': retry needs a number of times", hint="as in on_error=retry(5)"
         )
-    return Policy(then=_word(f"{where}: 'on_error'", wanted, OnError))
+    return Policy(then=_word(f"{where}: 'on_error'", wanted, OnError, "or retry(5), in YAML {retry: 5}"))
 
 
 def max_lag_of(where: str, given: int | str | MaxLagWords | MaxLag | None) -> MaxLag | None:
@@ -114,14 +114,14 @@ def _words(what: str, given: Mapping[object, object], known: Collection[str]) ->
     return {str(word): value for word, value in given.items()}
 
 
-def _word(what: str, given: object, kind: type[E]) -> E:
+def _word(what: str, given: object, kind: type[E], more: str = "") -> E:
     known = [member.value for member in kind]
     if isinstance(given, kind):
         return given
     if given not in known:
         raise UsageError(
             f"{what}: unknown word {given!r}{did_you_mean(str(given), known)}",
-            hint=f"one of: {', '.join(known)}",
+            hint=f"one of: {', '.join(known)}" + (f"; {more}" if more else ""),
         )
     return kind(given)
 

@@ -97,7 +97,7 @@ def _expected(
     if last is not None and last.outcome == "dropped":
         return "dropped", f"by '{last.node}'; {detail}"
     if last is not None:
-        return outcome, f"'{last.node}' refuses it today: {last.error}; {detail}"
+        return outcome, f"'{last.node}' refuses it today; {detail}"
     return outcome, detail
 
 

@@ -71,7 +71,13 @@ def builtin(name: str, given: Mapping[str, object]) -> TransformNode:
             f"there is no function '{name}'{did_you_mean(name, functions.ALL)}",
             hint="a function of your own is FILE:NODE, as in shop.py:slim",
         )
-    return TransformNode(name, make(**given), Namespace())
+    try:
+        return TransformNode(name, make(**given), Namespace())
+    except UsageError as error:
+        if error.hint or "expected" not in error.message:
+            raise
+        hint = """--set takes JSON, as in --set 'fields=["id"]'; what is no JSON is text"""
+        raise UsageError(error.message, hint=hint) from None
 
 
 def tried(

@@ -62,7 +62,7 @@ def _checked(node: str, result: object) -> DataFrame:
     missing = [name for name in REQUIRED if name not in result.columns]
     if missing:
         raise UsageError(
-            f"transformation '{node}' lost of the message's columns: {', '.join(missing)}",
+            f"transformation '{node}' lost columns of the message: {', '.join(missing)}",
             hint="keep the message's columns; use withColumn and where rather than select",
         )
     names = [name.lower() for name in result.columns]

@@ -130,6 +130,7 @@ def session(
     archive = _archive(java, chosen, others) if fast_start and local else None
     plain = plain and local and "agent" not in others
     _load_meanwhile()
+    _say_it_once()
     with environment(_variables(local, java, places)):
         direct = (
             _direct(chosen, places, archive, options, whole=not short_lived) if plain and archive else None
@@ -146,6 +147,17 @@ def session(
                 raise
             hint = f"its log is {places.log}"
             raise PenstockError(f"Spark did not start on '{url}': {reason}", hint=hint) from None
+
+
+def _say_it_once() -> None:
+    """Keep PySpark from logging each error of a query, plan and stack of the JVM included, before it raises it.
+
+    It does so past all handlers, so past what masks secrets, too.
+    """
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def stop(spark: SparkSession, *, patience: float = 30.0) -> None:
