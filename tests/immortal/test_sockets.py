@@ -77,6 +77,29 @@ def test_a_binding_of_the_old_way_is_connected_to_where_it_listens(host: str) ->
     asyncio.run(test())
 
 
+def test_a_binding_that_says_much_before_its_second_connection_waits_with_it_and_loses_nothing() -> None:
+    async def test() -> None:
+        receive, send = free_port(), free_port()
+        accepting = asyncio.ensure_future(Binding.accepted(receive, send, lambda: None))
+        _, out = await _connected("127.0.0.1", receive)
+        message, count = encode_message(MessageType.ATTACH_TO, b"x" * 100_000), 640
+        out.writelines([message] * count)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(out.drain(), 2)
+        _, second = await _connected("127.0.0.1", send)
+        binding = await asyncio.wait_for(accepting, 20)
+        events = binding.events()
+        for _ in range(count):
+            event = await asyncio.wait_for(anext(events), 20)
+            assert isinstance(event, Message)
+            assert len(event.data) == 100_000
+        for writer in (out, second):
+            writer.close()
+        binding.close()
+
+    asyncio.run(test())
+
+
 @pytest.mark.parametrize("said", [b"", encode_message(MessageType.ATTACH_TO, b"early")])
 def test_a_binding_that_dies_between_its_connections_is_not_waited_for(said: bytes) -> None:
     async def test() -> None:

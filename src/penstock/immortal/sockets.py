@@ -24,6 +24,8 @@ from penstock.immortal.wire.records import checkpoint_record, control_record, en
 HOST = "127.0.0.1"
 HOST6 = "::1"
 _READ = 256 << 10
+_EARLY = 1 << 20
+"""Bytes that are taken of a binding before its second connection; what it says beyond waits in its socket."""
 _RETRY = 0.25
 
 
@@ -122,9 +124,10 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _hear(reader: asyncio.StreamReader, said: bytearray) -> None:
-    """Take what comes, until it is told to stop; ends by itself when the connection does."""
-    while True:
+    """Take what comes, up to a bound, until it is told to stop; ends by itself when the connection does."""
+    while len(said) < _EARLY:
         said += await _read(reader)
+    await asyncio.Event().wait()
 
 
 async def _accept(port: int, ready: Callable[[], None]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
