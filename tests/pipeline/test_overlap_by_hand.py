@@ -127,7 +127,9 @@ class Batches:
         records = [record for record in self.here.log.reader.show(begin, end) if begin <= record.offset < end]
         rows = batch_of([record for record in records if record.offset != self.refused])
         rows = rows.append_column("origin", rows.column("ns"))
-        stage = Stage(self.runner._staging / f"{begin}-{end}-x", "part", self.runner._in_target, begin=begin)
+        stage = Stage(
+            self.runner._staging / f"{begin}-{end}-x", "part", self.runner._target.watermark, begin=begin
+        )
         staged = self.runner._sink.stager().stage(stage, iter([rows]))
         if self.refused is not None and begin <= self.refused < end:
             staged = replace(staged, refused=[Refusal(self.refused, "A", "no", "function")])

@@ -89,7 +89,7 @@ class TestCopies:
 
         again = batches(two[0], tmp_path / "t.db")
         again.open(10)
-        assert again._in_target == 5, "all that it has not delivered is delivered"
+        assert again._target.watermark == 5, "all that it has not delivered is delivered"
         deliver(again, 10)
         with pytest.raises(RivalError):
             deliver(other, 10)
@@ -105,8 +105,7 @@ class TestCopies:
         one = batches(two[0], tmp_path / "t.db")
         one.open(5)
         two[0].append("bbbbb")
-        publisher = one._publisher
-        assert publisher is not None
+        publisher = one._target.publisher
         really = publisher.publish
 
         def lost(*arguments: object) -> None:
@@ -117,7 +116,7 @@ class TestCopies:
         with pytest.raises(AwayError):
             deliver(one, 8)
         one.open(10)
-        assert (one._in_target, one.offsets.state.commit.generation) == (8, 0)
+        assert (one._target.watermark, one.offsets.state.commit.generation) == (8, 0)
         one.close()
 
     def test_a_target_that_was_away_at_the_start_is_held_against_the_log_of_then(
@@ -156,5 +155,5 @@ class TestCopies:
         by_hand.close()
         one.claim_again()
         one.open(10)
-        assert (one._in_target, one.offsets.state.commit.watermark) == (7, 6)
+        assert (one._target.watermark, one.offsets.state.commit.watermark) == (7, 6)
         one.close()

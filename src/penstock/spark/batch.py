@@ -34,14 +34,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.adaptors.base import Publisher, Refusal, RivalError, Sink, SinkPosition, Staged
+from penstock.adaptors.base import Refusal, Sink, Staged
 from penstock.base import faults
-from penstock.base.errors import CorruptError, RefusedError, UsageError
-from penstock.base.secrets import mask
+from penstock.base.errors import RefusedError
 from penstock.functions.chain import Step, StepCount
 from penstock.log.message import ByteOffset, MessageOffset
 from penstock.log.offsets import Commit, OffsetLog
@@ -51,9 +50,10 @@ from penstock.spark.options import SourceOptions
 from penstock.spark.overlap import Overlap
 from penstock.spark.reach import Reach
 from penstock.spark.sealed import Safe
-from penstock.spark.single import Delivered, advanced, now_us, refuse_older_target
+from penstock.spark.single import Delivered, advanced, now_us
 from penstock.spark.singlejob import SingleJobs
 from penstock.spark.staging import AccountError, Staging
+from penstock.spark.target import OvertakenError, Target
 from penstock.spark.tasks import LogRead, Task
 from penstock.spark.transform import BURIED_AT_ONCE, REPORTED_REFUSALS, FrameStep, segments, summed
 from penstock.spark.upcoming import Upcoming
@@ -129,12 +129,7 @@ class BatchRunner:
         )
         self._bury = bury
         self._done: Callable[[BatchReport], None] = lambda report: None
-        self._publisher: Publisher | None = None
-        self._in_target = 0
-        self._met = False
-        """Whether the target has been opened since the offset log was claimed."""
-        self._furthest: int | None = None
-        """Below this are all messages that the target can have, as far as we know."""
+        self._target = Target(sink_name, sink, log_id)
         self._busy = threading.Lock()
         self._stopping = False
         self._upcoming = Upcoming(self._read)
@@ -152,12 +147,7 @@ class BatchRunner:
         self._done = done
 
     def open(self, log_end: int) -> None:
-        """Open the target and learn what it has; before the first batch, and after any failure.
-
-        A target that has less than was acknowledged, or more than the log had messages when this was called first,
-        belongs to another time of this pipeline: one of the two was brought back from a copy. One that has got more
-        since than it was given from here is written by another copy of the pipeline.
-        """
+        """Open the target; before the first batch, and after any failure. The log has its end at `log_end`."""
         self.at = self.stands
         self._overlap.forget()
         self.failure = None
@@ -171,7 +161,7 @@ class BatchRunner:
 
     @property
     def is_open(self) -> bool:
-        return self._publisher is not None
+        return self._target.is_open
 
     @property
     def stands(self) -> LogPoint:
@@ -181,45 +171,15 @@ class BatchRunner:
 
     def _open(self, log_end: int) -> None:
         self.close()
-        if self._furthest is None:
-            self._furthest = log_end
         commit = self.offsets.state.commit
-        publisher = self._sink.publisher()
-        held = publisher.open(SinkPosition(self._log_id, commit.generation, commit.watermark))
-        self._publisher = publisher
-        if held is not None:
-            refuse_older_target(self._name, held.watermark, commit.in_target)
-            self._refuse_newer_target(held.watermark, max(self._furthest, commit.watermark))
-        self._in_target = self._furthest = held.watermark if held is not None else 0
-        self._met = True
-
-    def _refuse_newer_target(self, held: int, furthest: int) -> None:
-        if held <= furthest:
-            return
-        if self._met:
-            self._refuse_rival(held, furthest)
-        raise CorruptError(
-            f"the target of sink '{self._name}' has the messages below {held}, but the log ends at {furthest}",
-            where=self._name,
-            position=furthest,
-            hint="the data directory is an older copy: bring the newer one back, or move the target away",
-        )
-
-    def _refuse_rival(self, held: int, furthest: int) -> NoReturn:
-        """What the target has got is not what this log has under these offsets, though it counts as such.
-
-        So the sink begins a new generation, in which that is no repetition; and the other copy, whose generation is
-        older then, does not take over again.
-        """
-        commit = self.offsets.state.commit
-        anew = msgspec.structs.replace(commit, generation=commit.generation + 1, published=None)
-        self._committed(anew, {})
-        raise UsageError(
-            f"the target of sink '{self._name}' has the messages below {held}, and was given those below {furthest} "
-            "from here: another copy of this pipeline writes there",
-            hint="run one of them alone, or give it another target; "
-            f"this one, started again, goes on with message {commit.watermark}, and shuts the other out",
-        )
+        try:
+            self._target.open(commit, log_end)
+        except OvertakenError:
+            # What it has got is not what this log has under these offsets, though it counts as such. In a new
+            # generation it is no repetition; and the other copy, whose generation is older, does not take over again.
+            anew = msgspec.structs.replace(commit, generation=commit.generation + 1, published=None)
+            self._committed(anew, {})
+            raise
 
     def start(self, at: LogPoint) -> None:
         """Tell where the query begins."""
@@ -264,13 +224,8 @@ class BatchRunner:
                 self._busy.release()
 
     def close(self) -> None:
-        """Let the target go. A connection that is broken may fail once more at that, which is nobody's end."""
-        publisher, self._publisher = self._publisher, None
-        if publisher is not None:
-            try:
-                publisher.close()
-            except Exception as error:  # noqa: BLE001 - an adaptor of any author
-                log.warning("sink %s: its target was not let go: %s", self._name, mask(str(error)))
+        """Let the target go, and what was staged for it."""
+        self._target.close()
         shutil.rmtree(self._staging, ignore_errors=True)
 
     def claim_again(self) -> None:
@@ -279,7 +234,7 @@ class BatchRunner:
             self._overlap.wait()
             self._overlap.forget()
             self.offsets = self._claim()
-            self._met, self._furthest = False, None  # he may have delivered something
+            self._target.forget()
             self.at = LogPoint(MessageOffset(self.offsets.state.commit.watermark), ByteOffset(0))
 
     def mark(self, change: Callable[[Commit], Commit]) -> None:
@@ -403,10 +358,10 @@ class BatchRunner:
 
     def _may_overlap(self, tasks: Sequence[Task], work: Work) -> bool:
         """Whether the next batch may be staged while this one is published: if there is one, and nothing is odd."""
-        if work.dead or not work.ranges or len(self._passes) > 1 or self._publisher is None:
+        if work.dead or not work.ranges or len(self._passes) > 1 or not self._target.is_open:
             return False
         parts = [task.staged for task in tasks]
-        return self._publisher.overlaps(parts) and self._upcoming.beyond(work.end)
+        return self._target.publisher.overlaps(parts) and self._upcoming.beyond(work.end)
 
     def _told_all(self, tasks: Sequence[Task], refusals: Sequence[Refusal]) -> bool:
         """Whether what is staged holds nothing of a refused message.
@@ -420,7 +375,7 @@ class BatchRunner:
 
     def _staged(self, work: Work) -> list[Task]:
         """Steps 2 to 4."""
-        return self._stages.stage(work, self._acked(), self._in_target, self._limit)
+        return self._stages.stage(work, self._acked(), self._target.watermark, self._limit)
 
     @property
     def _limit(self) -> int:
@@ -472,11 +427,8 @@ class BatchRunner:
 
     def _move(self, parts: Sequence[Staged], commit: Commit) -> None:
         """Publish, and move the position inside the target. A batch refused as a whole is noted as such."""
-        assert self._publisher is not None
-        position = SinkPosition(self._log_id, commit.generation, max(commit.watermark, self._in_target))
         try:
-            with faults.step("publish"):
-                self._publish_to(self._publisher, [part for part in parts if part.part], position)
+            self._target.publish(parts, commit)
         except RefusedError as error:
             before = self.offsets.state.commit
             careful = max(before.careful, commit.watermark)
@@ -486,17 +438,6 @@ class BatchRunner:
                 f"{before.watermark} to {commit.watermark - 1}: {error.message}",
                 hint="run it again: these messages then go one at a time, up to the one that is refused",
             ) from error
-        self._in_target = position.watermark
-
-    def _publish_to(self, publisher: Publisher, parts: Sequence[Staged], position: SinkPosition) -> None:
-        """Whatever becomes of it, the target may have these messages then; unless another one was there before."""
-        before = self._furthest
-        self._furthest = position.watermark
-        try:
-            publisher.publish(parts, position)
-        except RivalError:
-            self._furthest = before
-            raise
 
     def _committed(self, commit: Commit, namespaces: Mapping[str, int]) -> None:
         self.offsets.commit(commit, namespaces, now_us())
@@ -524,9 +465,7 @@ class BatchRunner:
 
     def _single_job(self, frame: DataFrame, begin: int, end: int) -> Delivered:
         job = self._single.job(frame, begin, end, self._acked(), self._limit)
-        assert self._publisher is not None
-        self._publisher.close()
-        self._furthest = max(job.end, self._in_target)
+        self._target.lend(job.end)
         try:
             delivered = job.run()
         finally:

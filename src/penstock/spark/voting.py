@@ -51,8 +51,9 @@ class VotingRunner(BatchRunner):
     @property
     def ballot(self) -> Ballot:
         """Its target, and the offset log that decides for it."""
-        assert isinstance(self._publisher, Voting)
-        return Ballot(self._name, self._publisher, self.offsets)
+        voting = self._target.publisher
+        assert isinstance(voting, Voting)
+        return Ballot(self._name, voting, self.offsets)
 
     def _dismiss(self) -> None:
         """Let go of lanes that are no more. On record first: a name that comes back begins at 0."""
@@ -71,7 +72,7 @@ class VotingRunner(BatchRunner):
         name = self.ballot.voting.name_of(plan)
         self.transaction = begun(name, work.begin.offset, work.end.offset, now_us())
         try:
-            return self._stages.stage(work, self._acked(), self._in_target, self._limit, plan)
+            return self._stages.stage(work, self._acked(), self._target.watermark, self._limit, plan)
         except PenstockError:
             raise
         except (
@@ -109,7 +110,7 @@ class VotingRunner(BatchRunner):
             self._committed(commit, namespaces)
         else:
             self.offsets.note(commit, namespaces)
-        self._in_target = commit.watermark
+        self._target.watermark = commit.watermark
         self._reached(DECIDED)
 
     def _judged(
