@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from array import array
 from itertools import accumulate
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from tests.connector.rig import feed
 
 from penstock.connector import alike as al
@@ -322,7 +323,6 @@ def test_a_changed_byte_in_any_head_of_a_streak_is_seen(row: int, place: int, ch
     ends = list(accumulate(map(len, frames), initial=0))
     raw = bytearray(b"".join(frames))
     raw[ends[row] + place] ^= change
-    places = array("q", ends)
     heads = [fr.HEAD.unpack_from(raw, at) for at in ends[:-1]]
     fine = 0
     while (
@@ -333,7 +333,7 @@ def test_a_changed_byte_in_any_head_of_a_streak_is_seen(row: int, place: int, ch
         and heads[fine][5] <= len(frames[fine]) - fr.HEAD.size
     ):
         fine += 1
-    reached = sk.grown(raw, places, fr.MAX_FRAME, 9)
+    reached = sk.grown(raw, np.array(ends), fr.MAX_FRAME, 9)
     assert reached == (fine, heads[fine - 1][3] if fine else 9, ends[fine])
 
 
@@ -346,11 +346,62 @@ def test_a_streak_is_walked_up_to_the_last_frame_that_is_whole() -> None:
     assert list(sk.begins(raw, ends[3], ends[20] + 5, 1000)) == ends[3:21], (
         "what is behind the end does not count"
     )
-    assert sk.grown(raw, array("q", ends), len(fr.encode(VARIED[3])) - 5, 9)[0] == 3, "one is over the limit"
+    assert sk.grown(raw, np.array(ends), len(fr.encode(VARIED[3])) - 5, 9)[0] == 3, "one is over the limit"
     other = raw + fr.encode(fr.Message(8, 1)) + raw
     assert list(sk.begins(other, len(raw), len(other), 1000)) == [], (
         "those behind the first are of another stream"
     )
+
+
+HEADLIKE = fr.encode(fr.Message(7, 11))
+FOUND = st.one_of(
+    st.integers(0, 200).map(bytes),
+    st.integers(0, 200).map(lambda size: bytes([7]) * size),
+    st.integers(1, 40).map(lambda size: b"x" * size + HEADLIKE + b"y" * (size % 3)),
+    st.integers(1, len(HEADLIKE)).map(lambda size: HEADLIKE[-size:]),
+)
+"""Bodies among which the heads are not easily found: one looks like a message, or like the end of one."""
+
+
+@example(7, [b""] * 4 + [b"longer than those before"] * 200, 100, None, 0)
+@example(7, [b"longer than those behind"] * 4 + [b""] * 200, 100, None, 0)
+@example(7, [b"body"] * 200, 200, (4, 5, 1), 0)
+@given(
+    stream=st.sampled_from([0, 7, 0x0707070707070707, 0x8123456789ABCDEF]),
+    bodies=st.lists(FOUND, min_size=sk.LEAST, max_size=3 * sk.LEAST),
+    most=st.integers(4, 4 * sk.LEAST),
+    strange=st.none() | st.tuples(st.integers(0, sk.LEAST - 1), st.integers(0, 12), st.integers(1, 255)),
+    cut=st.integers(0, 300),
+)
+def test_what_is_searched_for_is_found_where_a_walk_finds_it(
+    stream: int,
+    bodies: list[bytes],
+    most: int,
+    strange: tuple[int, int, int] | None,
+    cut: int,
+) -> None:
+    frames = [
+        fr.encode(
+            fr.Message(
+                stream, number, body=body.replace(HEADLIKE[:13], HEADLIKE[:5] + stream.to_bytes(8, "big"))
+            )
+        )
+        for number, body in enumerate(bodies)
+    ]
+    raw = bytearray(b"".join(frames))
+    if strange is not None:
+        row, place, change = strange
+        raw[len(b"".join(frames[:row])) + place] ^= change
+    end = max(len(raw) - cut, 0)
+    raw[end:] = HEADLIKE * (cut // len(HEADLIKE) + 1)  # what an earlier read left there
+    walked, at = [0], 0
+    while at <= end - fr.HEAD.size and len(walked) <= most:
+        at += 4 + int.from_bytes(raw[at : at + 4], "big")
+        walked.append(at)
+    if walked[-1] > end:
+        walked.pop()
+    probed = [raw[begin + 4 : begin + 13] == raw[4:13] for begin in walked[:4] if begin <= end - fr.HEAD.size]
+    assert list(sk.begins(raw, 0, end, most)) == (walked if probed == [True] * 4 else [])
 
 
 def test_streams_that_take_turns_in_short_stretches_are_not_walked_again_and_again() -> None:
@@ -365,7 +416,7 @@ def test_streams_that_take_turns_in_short_stretches_are_not_walked_again_and_aga
     looked = 0
     walk = sk.begins
 
-    def counted(*arguments: object) -> array[int]:
+    def counted(*arguments: object) -> NDArray[np.int64]:
         nonlocal looked
         places = walk(*arguments)  # type: ignore[arg-type]
         looked += len(places)

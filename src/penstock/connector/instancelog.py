@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 FRAGMENT: Final = 64 << 20
 SNAPSHOT_EVERY: Final = 16 << 20
 """Bytes after which the points of reference are written again."""
-BATCH: Final = 1 << 20
+BATCH: Final = 2 << 20
 PENDING: Final = 128 << 20
 """Half of what the appender refuses; sessions are held back long before."""
 OnDurable = Callable[[], None]
