@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as hs
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from penstock.base.disk import Buffer
 from penstock.base.errors import UsageError
 from penstock.journal.client import Client, Span
 from penstock.journal.fragment import Codec
@@ -91,6 +93,47 @@ def test_columns_agree_with_the_record_codec(
     assert batch.column("old_key").to_pylist() == old_keys
     assert batch.column("op").to_pylist() == [r.op.word for r in expected]
     assert batch.column("mode").to_pylist() == [r.mode.word for r in expected]
+
+
+def together(count: int, ts: int, ns: str = "shop.orders", **more: Any) -> bytes:
+    """Records that came in one append."""
+    return b"".join(
+        rec.encode(rec.Record(i, ts, Mode.COPY, Op.INSERT, ns, b"{}" * (i % 50), **more))
+        for i in range(count)
+    )
+
+
+LIKE_A_RECORD = rec.encode(rec.Record(3, NOW, Mode.COPY, Op.INSERT, "a", b"{}"))
+CLAIM = rec.encode(rec.Record(-1, NOW, Mode.COPY, Op.NOOP, "", b"", extra={"claim": "x"}, control=True))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        together(5000, NOW),
+        together(5000, NOW) + CLAIM + together(5000, NOW + 1) + together(3, NOW),
+        b"".join(together(1, NOW + i) for i in range(5000)),
+        b"".join(together(5, NOW + i) for i in range(1000)),
+        b"".join(together(n, NOW + n) for n in (1, 2, 3, 2000, 4, 5, 1030, 6)),
+        (together(6, NOW) + rec.encode(rec.Record(0, NOW, Mode.SYNC, Op.UPDATE, "b", LIKE_A_RECORD))) * 500,
+        together(3000, NOW, key=b"7"),
+        together(3000, NOW) + b"\0" * 20,
+        together(3000, NOW) + b"\0" * 26,
+        together(3000, NOW)[:-1],
+    ],
+    ids=["alike", "appends", "each its own", "in fives", "mixed", "lookalikes", "keyed", "cut", "nonsense", "cut too"],
+)  # fmt: skip
+def test_records_that_came_together_are_found_where_a_walk_finds_them(content: bytes) -> None:
+    def told(walk: Callable[..., tuple[Iterable[int], int]], buffer: Buffer) -> tuple[list[int], int] | str:
+        try:
+            starts, consumed = walk(buffer, "j")
+        except CorruptRecordError as error:
+            return f"{error.message} at {error.position}"
+        return list(starts), consumed
+
+    expected = told(boundaries, content)
+    for buffer in (content, bytearray(content), memoryview(content)):
+        assert told(columns.record_starts, buffer) == expected
 
 
 @pytest.mark.parametrize(

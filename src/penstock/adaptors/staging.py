@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.adaptors.base import Refusal, Staged
+from penstock.log import names
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,9 +73,8 @@ def highest_offsets(batch: pa.RecordBatch, column: str) -> dict[str, int]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    names = pc.unique(batch.column(column)).to_pylist()
-    if len(names) == 1:
-        return {names[0]: pc.max(batch.column("offset")).as_py()}
+    if (ns := names.only(batch.column(column))) is not None:
+        return {ns: pc.max(batch.column("offset")).as_py()}
     table = pa.Table.from_batches([batch.select([column, "offset"])])
     found = table.group_by(column, use_threads=False).aggregate([("offset", "max")])
     return dict(zip(found.column(column).to_pylist(), found.column("offset_max").to_pylist(), strict=True))

@@ -1,22 +1,21 @@
 """Messages of one stream that lie side by side, of any lengths, looked at together.
 
-Where each begins is only known from the one before it: a walk, one step a message. The bytes that all of them share,
-tag and stream, show most of the places at once, though: where one of these bytes occurs, with the others around it, and
-each such place is where the frame at the one before it ends, the walk would have gone the same way. It goes on where
-they do not agree, as where a body looks like the head of a message. All else that a worker checks of a message is a
-column over those places (as in `alike`, where lengths are equal and there is nothing to search for): tag and stream
-must be those of the first, the key must fit the frame, the ids must grow.
+Where each begins is only known from the one before it, but most of the places are found at once, by the stream that all
+of them name (`base.chained`). What is left is a walk, one step a message, as where a body looks like the head of one.
+All else that a worker checks of a message is a column over those places (as in `alike`, where lengths are equal and
+there is nothing to search for): tag and stream must be those of the first, the key must fit the frame, the ids must
+grow.
 """
 
 from __future__ import annotations
 
-import sys
 from array import array
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.base import chained
 from penstock.connector.frames import HEAD, HEAD_AFTER_LENGTH, NOTHING_SEEN, U32
 
 LEAST: Final = 64
@@ -26,8 +25,6 @@ _PROBED: Final = 4
 _LENGTH, _TAG, _STREAM, _ID, _KEY = 0, 4, 5, 13, HEAD.size - 2
 _MARK: Final = 9
 """Tag and stream."""
-_SAMPLE: Final = 1 << 10
-"""Bytes that show which of the mark's is seldom met elsewhere."""
 _SEARCHED: Final = 1 << 20
 _LONG: Final = 4 << 10
 """Where frames are longer than that, a walk is nothing beside the bytes that would have to be searched."""
@@ -57,8 +54,11 @@ def begins(data: bytearray, at: int, end: int, most: int) -> NDArray[np.int64]:
     usual = (at - first) // _PROBED
     if at <= stop and left >= LEAST // 2 and usual <= _LONG:
         searched = min(end, at + min(left * usual * 5 // 4, _SEARCHED))
-        found = _found(data, at, searched, mark)[:left]
-        if found.size and found[0] == at:
+        found = chained.alike(
+            np.frombuffer(data, np.uint8), at, searched, HEAD.size, _STREAM,
+            lambda places: places + 4 + _field(data, places, _LENGTH, ">u4"),
+        )[:left]  # fmt: skip
+        if found.size:
             places.frombytes(found.tobytes())
             left -= found.size
             at = int(found[-1])
@@ -70,25 +70,6 @@ def begins(data: bytearray, at: int, end: int, most: int) -> NDArray[np.int64]:
     if at <= end:
         add(at)
     return np.frombuffer(places, np.int64)
-
-
-def _found(data: bytearray, at: int, end: int, mark: bytearray) -> NDArray[np.int64]:
-    """Where heads with this mark are, as long as each begins where the frame of the one before it ends."""
-    heads = end - at - HEAD.size + 1
-    if heads <= 0:
-        return np.empty(0, np.int64)
-    seen = np.bincount(np.frombuffer(data, np.uint8, min(end - at, _SAMPLE), at), minlength=256)
-    rare = min(range(_MARK), key=lambda place: int(seen[mark[place]]))
-    places: NDArray[np.int64] = (
-        np.flatnonzero(np.frombuffer(data, np.uint8, heads, at + _TAG + rare) == mark[rare]) + at
-    )
-    stream = int.from_bytes(mark[1:], sys.byteorder)
-    places = places[
-        (_field(data, places, _STREAM, "=u8") == stream) & (_field(data, places, _TAG, "u1") == mark[0])
-    ]
-    ends = places + 4 + _field(data, places, _LENGTH, ">u4")
-    apart = np.flatnonzero(places[1:] != ends[:-1])
-    return places[: apart[0] + 1] if apart.size else places
 
 
 def grown(data: bytearray, bounds: NDArray[np.int64], limit: int, last: int) -> Streak:

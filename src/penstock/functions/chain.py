@@ -28,6 +28,7 @@ from penstock.functions.givenback import usable
 from penstock.functions.kinds import BatchFunction
 from penstock.functions.rows import Rows, as_unicode
 from penstock.functions.steps import NamespaceMatcher, Refused, Step, StepCount
+from penstock.log import names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -149,9 +150,11 @@ def _rows_named(batch: pa.RecordBatch, matches: Callable[[str], bool]) -> pa.Boo
     """Which rows have a namespace that `matches`; None if all of them have."""
     import pyarrow as pa
 
-    names = batch.column("ns").dictionary_encode()
-    answers = [matches(ns) for ns in names.dictionary.to_pylist()]
-    return None if all(answers) else pa.array(answers, pa.bool_()).take(names.indices)
+    if (ns := names.only(batch.column("ns"))) is not None and matches(ns):
+        return None
+    found = batch.column("ns").dictionary_encode()
+    answers = [matches(ns) for ns in found.dictionary.to_pylist()]
+    return None if all(answers) else pa.array(answers, pa.bool_()).take(found.indices)
 
 
 def _distinct(batch: pa.RecordBatch) -> bool:

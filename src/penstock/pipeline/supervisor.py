@@ -38,6 +38,7 @@ from penstock.pipeline.policy import MaxLag
 from penstock.pipeline.progress import BatchProgress, NodeProgress, QueryProgress, SinkSummary
 from penstock.pipeline.surroundings import Surroundings
 from penstock.pipeline.troubles import Troubles
+from penstock.spark.checkpoint import begun
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -180,7 +181,7 @@ class SupervisedSink:
 
     def _start_query(self, spark: SparkSession, point: LogPoint) -> None:
         self._starts += 1
-        checkpoint = self._checkpoints / str(self._starts)
+        checkpoint = begun(self._checkpoints / str(self._starts))
         self._batches.start(point)
         # Which messages a batch has is planned in this process, and tasks read them from the log themselves. A query on
         # the source `penstock` would have three more Python processes, and a second and a half until its first batch.

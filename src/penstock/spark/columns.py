@@ -1,15 +1,17 @@
 """Log bytes to Arrow columns, a buffer at a time.
 
 The schema of a message in Spark is `offset, ts, mode, op, ns, key, old_key, data`. Only the walk from record to
-record is a loop over rows; every field is then gathered for all records at once. Numbers come through numpy views of
-the buffer that begin at every byte, of which the wanted ones are taken. Texts are Arrow *views* into the buffer (16
-bytes each: length, then the text itself up to 12 bytes, or its prefix and place), which Arrow copies into an ordinary
-column in one go (`log.slices`). So nothing that is returned refers to the buffer, and a caller may fill it anew.
+record, where there is one, is a loop over rows; every field is gathered for all records at once. Numbers come through
+numpy views of the buffer that begin at every byte, of which the wanted ones are taken. Texts are Arrow *views* into the
+buffer (16 bytes each: length, then the text itself up to 12 bytes, or its prefix and place), which Arrow copies into an
+ordinary column in one go (`log.slices`). So nothing that is returned refers to the buffer, and a caller may fill it
+anew.
 """
 
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +19,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from penstock.base.chained import MARK, alike
 from penstock.base.disk import Buffer
 from penstock.log import record as rec
 from penstock.log.message import MODE_WORDS, OP_WORDS
@@ -56,6 +59,14 @@ SCHEMA = pa.schema(
 COLUMNS = tuple(SCHEMA.names)
 
 _SIZE = struct.Struct(">8xI")
+_SIZE_AT, _TS_AT = 8, 12
+_WALK, _LONG_WALK = 1 << 10, 128 << 10
+"""Bytes that are walked over before records are searched for: few where that has brought many."""
+_SEARCH = 64 << 10
+"""Bytes of the first search; one that has found records up to its end is followed by a longer one."""
+_LONG = 512
+"""Bytes of a record from which on a step is cheaper than to search so many."""
+
 _PREFIX = np.dtype([("offset", ">i8"), ("size", ">u4"), ("ts", ">i8"), ("attributes", "u1"), ("key", ">u4")])
 """A record up to the length of its namespace."""
 
@@ -74,21 +85,35 @@ def decode(buffer: Buffer, where: str, base: int = 0) -> tuple[pa.RecordBatch, i
 def record_starts(buffer: Buffer, where: str, base: int = 0) -> tuple[Positions, int]:
     """Where the whole records of `buffer` begin, and where the last of them ends; `log.record.boundaries` on columns.
 
-    Lengths chain from record to record, so this walk cannot be done on columns; checking them can.
+    Lengths chain from record to record, a walk of one step each. Records of one append have their time in common, by
+    which they are found together (`base.chained`); where that brings little, the next walk is longer.
     """
-    starts: list[int] = []
-    append = starts.append
-    unpack = _SIZE.unpack_from
+    raw = np.frombuffer(buffer, np.uint8)
+    texts = Texts(buffer)
+    starts = array("q")
+    append, unpack = starts.append, _SIZE.unpack_from
     limit = len(buffer) - PREFIX.size
-    position = 0
+
+    def ends(at: Positions) -> Positions:
+        return at + PREFIX.size + texts.u32(at + _SIZE_AT)
+
+    position, walk, search = 0, _WALK, _SEARCH
     while position <= limit:
-        append(position)
-        position += 21 + unpack(buffer, position)[0]
-    ends = np.fromiter(starts, np.int64, len(starts))
-    ends[:-1] = ends[1:]
-    ends[-1:] = position
-    begins = np.fromiter(starts, np.int64, len(starts))
-    sizes = ends - begins - PREFIX.size
+        first, walked = position, len(starts)
+        stop = min(position + walk, limit)
+        while position <= stop:
+            append(position)
+            position += PREFIX.size + unpack(buffer, position)[0]
+        walk = _LONG_WALK
+        short = position - first <= (len(starts) - walked) * _LONG
+        if short and position <= limit and _times_are_equal(raw, starts[-1], position):
+            end = min(position + search, len(raw))
+            found = alike(raw, position, end, PREFIX.size, _TS_AT, ends)
+            starts.frombytes(found.tobytes())
+            position = int(ends(found[-1:])[0])
+            walk, search = (_WALK, 8 * search) if position >= end else (_LONG_WALK, _SEARCH)
+    begins = np.frombuffer(starts, np.int64)
+    sizes = np.diff(begins, append=position) - PREFIX.size
     wrong = (sizes < 8) | (sizes > MAX_SIZE)
     if wrong.any():
         first = int(np.argmax(wrong))
@@ -97,6 +122,11 @@ def record_starts(buffer: Buffer, where: str, base: int = 0) -> tuple[Positions,
     if position > len(buffer):
         return begins[:-1], starts[-1]
     return begins, position
+
+
+def _times_are_equal(raw: NDArray[np.uint8], one: int, other: int) -> bool:
+    one, other = one + _TS_AT, other + _TS_AT
+    return bool((raw[one : one + MARK] == raw[other : other + MARK]).all())
 
 
 class RecordEnds(NamedTuple):
