@@ -123,3 +123,21 @@ def test_each_line_is_judged_by_itself(text: bytes) -> None:
     whole = [line.strip() for line in text.split(b"\n")]
     assert found.documents.to_pylist() == [line for line in whole if is_object(line)]
     assert len(found.bad) == len([line for line in whole if line and not is_object(line)])
+
+
+TAILS = st.sampled_from([b"", b"{", b'{"a":', b'{"a":1}', b"\r", b"x\xff", b'{"a":"\xc3'])
+ROWS = st.sampled_from([b"{}", b'{"a":1}', b'{"a":"\xc3\xa9"}', b"{}\r", b"", b"{", b'{"a":"\xff"}', b"{}{}"])
+
+
+@settings(max_examples=200)
+@given(st.lists(ROWS, min_size=1, max_size=8), TAILS, st.integers(1, 9))
+def test_of_so_many_lines_that_are_whole_nothing_else_counts(
+    rows: list[bytes], tail: bytes, most: int
+) -> None:
+    whole = b"".join(row + b"\n" for row in rows)
+    taken = b"".join(row + b"\n" for row in rows[:most])
+    for stop_at_bad in (True, False):
+        found = scan(whole + tail, stop_at_bad=stop_at_bad, most=most)
+        alone = scan(taken, stop_at_bad=stop_at_bad)
+        assert found.documents.to_pylist() == alone.documents.to_pylist()
+        assert (found.lines, found.bytes, found.bad) == (alone.lines, alone.bytes, alone.bad)

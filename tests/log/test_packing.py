@@ -101,6 +101,14 @@ def test_packed_lines_are_their_texts_packed(lines: list[bytes], ns: str, mode: 
         assert numbered(packed, first, MAX_MESSAGE_BYTES) == numbered(expected, first, MAX_MESSAGE_BYTES)
 
 
+def test_what_is_behind_the_last_newline_is_not_packed() -> None:
+    text = b'{"a":1}\n{"b":2}\n{"c'
+    packed = pack_lines("orders", text, np.array([7, 15]), ts=NOW)
+    assert packed.content == packed_lines([b'{"a":1}', b'{"b":2}']).content
+    first = pack_lines("orders", text, np.array([7]), ts=NOW)
+    assert first.content == packed_lines([b'{"a":1}']).content
+
+
 def test_lines_that_are_too_large_are_refused() -> None:
     with pytest.raises(MessageTooLargeError, match="has 11 bytes, the limit is 10"):
         packed_lines([b"x" * 10, b"x" * 11], max_bytes=10)

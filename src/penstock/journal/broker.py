@@ -58,7 +58,7 @@ from penstock.journal.protocol import (
 from penstock.journal.replica import Replica
 from penstock.journal.resolver import Resolution
 from penstock.journal.tokens import ValidationError
-from penstock.journal.wholes import Wholes
+from penstock.journal.wholes import Pieces, Wholes
 
 __all__ = ["EMBEDDED", "MAX_REPLICATION", "PULSE_INTERVAL", "STABLE_PULSES", "Broker", "BrokerOptions"]
 
@@ -142,7 +142,7 @@ class Broker(Hosting):
     async def append_whole(self, request: AppendRequest, claims: Claims) -> AppendResponse:
         return await batches.append_whole(request, self._appending, claims)
 
-    async def append_near(self, first: AppendRequest, content: bytes) -> AppendResponse:
+    async def append_near(self, first: AppendRequest, content: Pieces) -> AppendResponse:
         """An append of this very process (`near.py`): whole, whatever its size, and nobody asks for its sum."""
         validation.validate_append_request(first)
         return await batches.answered(

@@ -5,7 +5,8 @@ to the broker's event loop as it is: it is not cut into messages, no socket copi
 it is checked against, when it counts and how it can fail is the same as over the socket.
 
 `NearAppends` is for other threads than the broker's, one append at a time; `NearCall` for the batching appender in the
-broker's own event loop, whose content is then written to disk from where the appender has it.
+broker's own event loop. Either way content is written to disk from where the caller has it, who leaves it alone: also
+where an append was given up, it may be read for another moment.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from penstock.journal.broker import Broker
 from penstock.journal.claims import EVERYTHING
 from penstock.journal.client import BrokerGoneError, TimedOutError
 from penstock.journal.protocol import AppendBatchResult, AppendRequest, AppendResponse, Status
-from penstock.journal.wholes import Wholes
+from penstock.journal.wholes import Pieces, Wholes
 from penstock.journal.wire import leaves_doubt
 
 _APPEND = "Append"
@@ -35,7 +36,7 @@ class NearAppends:
 
     def __call__(self, first: AppendRequest, pieces: Sequence[memoryview], timeout: float) -> AppendResponse:
         """Append all of it in one transaction, and wait until it is durable; errors are those of a client."""
-        work = self._append(first, b"".join(pieces))
+        work = self._append(first, Pieces(pieces))
         try:
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:
@@ -53,7 +54,7 @@ class NearAppends:
                 raise BrokerGoneError(f"the broker of this process does not answer ({error})") from None
             raise PenstockError(f"the broker refused: {error}") from None
 
-    async def _append(self, first: AppendRequest, content: bytes) -> AppendResponse:
+    async def _append(self, first: AppendRequest, content: Pieces) -> AppendResponse:
         metrics = self._broker.metrics
         metrics.started[_APPEND] += 1
         outcome = "<error>"

@@ -101,8 +101,9 @@ def pack_lines(
 ) -> Packed:
     """Lay out lines, each a message that is inserted; the same as `pack` of their texts, in a fraction of the time.
 
-    `lines` is known to be UTF-8, and `ends` are the places of its newlines, of which one is at its end. What all
-    records have alike takes the place of the newline before them, for all at once; lengths are written in behind that.
+    `lines` is known to be UTF-8 as far as it counts, which is up to the last of its newlines, whose places are `ends`.
+    What all records have alike takes the place of the newline before them, for all at once; lengths are written in
+    behind that.
     """
     import numpy as np
 
@@ -113,9 +114,8 @@ def pack_lines(
     size = 8 + len(name) + length
     _refuse_large(ns, length, max_bytes)
     _refuse_large_records(ns, size)
-    text = bytearray(b"\n")
-    text += lines
-    del text[-1]
+    text = bytearray(b"\n" if len(ends) else b"")
+    text += memoryview(lines)[: int(ends[-1]) if len(ends) else 0]
     content = text.replace(b"\n", front)
     starts = ends - length + np.arange(len(ends)) * (len(front) - 1)
     u32 = np.ndarray((max(len(content) - 3, 0),), ">u4", content, strides=(1,))

@@ -41,6 +41,7 @@ class Lines:
     """Documents as they come in most files: a text of UTF-8 in which each is a line, and where these lines end."""
 
     text: bytes
+    """What is behind the last newline is none of them."""
     ends: npt.NDArray[np.int64]
     """The places of the newlines; there is one behind each line."""
 
@@ -53,8 +54,16 @@ class Lines:
     def __len__(self) -> int:
         return len(self.ends)
 
+    @property
+    def size(self) -> int:
+        """In bytes, newlines included."""
+        return int(self.ends[-1]) + 1 if len(self.ends) else 0
+
+    def first(self, number: int) -> Lines:
+        return self if number >= len(self) else Lines(self.text, self.ends[:number])
+
     def to_pylist(self) -> list[bytes]:
-        return self.text.split(b"\n")[:-1]
+        return self.text[: self.size].split(b"\n")[:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +84,20 @@ _decoder = msgspec.json.Decoder(_Object)
 
 
 def scan(text: bytes, *, stop_at_bad: bool, most: int | None = None) -> Scan:
-    """Look at whole lines, the last one with or without its newline; at so many of them at most.
+    """Look at lines: at all, the last one with or without its newline; or at no more than `most` that have one.
 
     Stopping is in front of a bad line.
     """
-    lines = Lines.of(text)
-    if most is not None and len(lines) > most:
-        text = text[: int(lines.ends[most - 1]) + 1]
-        lines = Lines(text, lines.ends[:most])
-    if b"\r" in text:
-        lines = Lines.of(text.replace(b"\r\n", b"\n"))
-    if text and not text.endswith(b"\n"):
-        lines = Lines.of(lines.text + b"\n")
-    if _all_documents(lines):
-        return Scan(lines, (), len(lines), len(text))
-    return _one_by_one(text, stop_at_bad=stop_at_bad)
+    lines = Lines.of(text) if most is None else Lines.of(text).first(most)
+    size = len(text) if most is None else lines.size
+    plain = lines
+    if text.find(b"\r", 0, size) >= 0:
+        plain = Lines.of(text[:size].replace(b"\r\n", b"\n"))
+    if size > lines.size:
+        plain = Lines.of(plain.text + b"\n")
+    if _all_documents(plain):
+        return Scan(plain, (), len(plain), size)
+    return _one_by_one(text[:size], stop_at_bad=stop_at_bad)
 
 
 def no_documents() -> pa.Array:
@@ -146,14 +154,15 @@ def _all_documents(lines: Lines) -> bool:
     import numpy as np
 
     text, ends = lines.text, lines.ends
-    if not text.startswith(b"{") or len(text) - 1 > MAX_MESSAGE_BYTES:
+    if not lines or not text.startswith(b"{") or lines.size - 1 > MAX_MESSAGE_BYTES:
         return False
     letters = np.frombuffer(text, np.uint8)
     if (letters[ends - 1] != ord("}")).any() or (letters[ends[:-1] + 1] != ord("{")).any():
         return False
     try:
+        counted = memoryview(text)[: lines.size]
         if not text.isascii():
-            text.decode()
-        return len(_decoder.decode_lines(text)) == len(lines)
+            str(counted, "utf-8")
+        return len(_decoder.decode_lines(counted)) == len(lines)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False

@@ -104,9 +104,8 @@ class LineWalk(TextWalk):
 
     def next(self) -> Taken | None:
         text = read_ahead(self._content, self.at.byte)
-        whole = text.rfind(b"\n") + 1
-        if whole:
-            return self._moved(scan(text[:whole], stop_at_bad=self._stop_at_bad, most=MOST_LINES))
+        if b"\n" in text:
+            return self._moved(scan(text, stop_at_bad=self._stop_at_bad, most=MOST_LINES))
         if len(text) > MAX_MESSAGE_BYTES:
             found = self._too_long(text)
             return None if found is None else self._moved(found)
