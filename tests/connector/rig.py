@@ -29,10 +29,16 @@ class Rig:
     replication: int = 1
     tls: WorkerTls | None = None
 
-    async def worker(self, name: str = "w", settings: WorkerSettings = SETTINGS, **changes: object) -> Worker:
+    async def worker(
+        self,
+        name: str = "w",
+        settings: WorkerSettings = SETTINGS,
+        listen: str = "127.0.0.1:0",
+        **changes: object,
+    ) -> Worker:
         changed = replace(settings, **changes)  # type: ignore[arg-type]
         worker = Worker(changed, self.client, name=name, replication=self.replication, tls=self.tls)
-        await worker.start("127.0.0.1:0")
+        await worker.start(listen)
         worker.announce()
         self.using.push_async_callback(worker.stop)
         return worker

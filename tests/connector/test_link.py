@@ -142,7 +142,22 @@ def test_a_worker_that_is_gone_without_a_word_is_noticed_by_the_kernel() -> None
             option = link._writer.get_extra_info("socket").getsockopt
             assert option(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             assert option(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
-            assert option(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 300_000
+            assert option(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
+            await link.close()
+
+    asyncio.run(test())
+
+
+def test_a_worker_that_does_not_read_is_borne_longer_than_one_that_says_nothing() -> None:
+    """It may wait for its log. The kernel has one limit for both, and takes the one that was set last."""
+
+    async def test() -> None:
+        async with answering(fr.Ok(10)) as address:
+            link = await connect(address, HELLO)
+            sock = link._writer.get_extra_info("socket")
+            link._writer.write(bytes(32 << 20))  # more than both kernels keep
+            link.watch()
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 300_000
             await link.close()
 
     asyncio.run(test())

@@ -55,6 +55,13 @@ def test_a_worker_that_nobody_knows_is_warned_of() -> None:
     assert (plan.command, plan.reason) == ("penstock connector migrate web --to 127.0.0.1:7112", None)
 
 
+def test_the_source_of_a_pipeline_stays_where_it_is() -> None:
+    session = SessionStatus(1, "127.0.0.1:5", "send", "web", "streaming", 10, 3, 0, 30)
+    source = WorkerStatus("shop.in", HERE, "127.0.0.1:1", sessions=[session], pipeline="shop")
+    plan = plan_move([source], Wish("migrate", "web", to=THERE), "", with_cookie=False)
+    assert plan.reason == "It is the source of pipeline shop, whose streams cannot move."
+
+
 def test_what_cannot_be_moved_is_refused() -> None:
     plan = plan_move(workers(), Wish("migrate", "none", to=THERE), "", with_cookie=False)
     assert plan.reason == "No worker that answers has an instance 'none' now."

@@ -7,7 +7,8 @@ it is defined, in `source` and `sink`; whoever writes or uses an adaptor takes a
 **Who calls what**
 
     runner process     Adaptor.source() -> Source.inspect(...)          once, for `plan`
-                       Source.use(...), Source.read(...)                once a start, in a thread of its own
+                       Source.use(...), Source.announce(...)            once a start
+                       Source.read(...)                                 once a start, in a thread of its own
                        Source.logged(...)                               for each batch, once the log has it
                        Source.gauges(), Source.copying()                every few seconds
                        Source.release()                                 when an operator takes the source away

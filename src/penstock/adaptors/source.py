@@ -6,12 +6,16 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from penstock.adaptors.finding import Finding
 from penstock.base.errors import UsageError
 from penstock.log.message import Message, Position, Resume
 from penstock.log.packing import Packed
 from penstock.log.schema import Schema
+
+if TYPE_CHECKING:
+    from penstock.journal.client import Client  # slow to import, and most sources need none
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,12 @@ class Source(ABC):
     def use(self, copier: Copier, name: str) -> None:
         """Called once, before `read`."""
         self.copier, self.name = copier, name
+
+    def announce(self, client: Client, pipeline: str) -> None:  # noqa: B027 - most sources are found by nobody
+        """The broker that has the pipeline's journals: for a source that others are to find there while it is read.
+
+        Called once, between `use` and `read`, of a run; `client` may be used by any thread until `read` ends.
+        """
 
     def inspect(self, accept: Callable[[str], bool]) -> Inspection:
         """What there is, and what stands in the way of reading it; connects, changes nothing, reads no rows."""

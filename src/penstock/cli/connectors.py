@@ -243,12 +243,14 @@ async def _work(
 def status(ctx: click.Context, *, connection: Connection, journals: str | None) -> None:
     """Show workers, their sessions, and how far each stream is.
 
+    A pipeline that runs and takes connectors itself is shown likewise, as its source.
+
     \b
     Examples:
       penstock connector status
       penstock connector status --broker http://127.0.0.1:8080 --json
     """
-    workers = asyncio.run(_survey(connection, journals))
+    workers = _survey(connection, journals)
     if wants_json(ctx):
         import msgspec
 
@@ -260,21 +262,30 @@ def status(ctx: click.Context, *, connection: Connection, journals: str | None) 
         _show(each)
 
 
-async def _survey(connection: Connection, journals: str | None) -> Sequence[WorkerStatus]:
+def _survey(connection: Connection, journals: str | None) -> Sequence[WorkerStatus]:
+    """What all tell now. Whoever has the data directory is asked at once: a run or a worker does not let it go."""
     from penstock.connector.status import survey
+    from penstock.connector.threaded import Threaded
 
     require_data(connection)
-    async with client_of(connection) as client:
-        return await survey(client, journals)
+    with connection.client() as client:
+        calls = Threaded(client)
+        try:
+            return asyncio.run(survey(calls, journals))
+        finally:
+            calls.close()
 
 
 def _show(worker: WorkerStatus) -> None:
     from penstock.cli.tables import NOTHING, byte_size, table
 
-    silent = "does not answer" if worker.http else "tells nothing (--http off)"
+    off = 'http="off"' if worker.pipeline else "--http off"
+    silent = "does not answer" if worker.http else f"tells nothing ({off})"
     count = len(worker.sessions)
     state = f"{count} session{'s' if count != 1 else ''}" if worker.answers else silent
     where = "" if worker.journals == JOURNALS else f", journals {worker.journals}/INSTANCE"
+    if worker.pipeline:
+        where = f", the source of pipeline {worker.pipeline}"
     click.echo(f"{visible(worker.name)} at {worker.address}: {state}{visible(where)}")
     if worker.sessions:
         titles = [
@@ -352,7 +363,7 @@ def migrate(
 
     split(target)
     cookie = cookie_of(cookie_file)
-    workers = moving.able(asyncio.run(_survey(connection, journals)))
+    workers = moving.able(_survey(connection, journals))
     warn(moving.unknown(workers, target))
     moved = moving.move(workers, what, target, cookie)
     with connection.client() as client:

@@ -3,6 +3,9 @@
 A worker enters itself when it starts and leaves when it is told to stop. One that was killed stays until somebody who
 looks finds that it does not answer, and takes it out. Nothing depends on the directory being right: it says where to
 ask, and whom to send a connector to; who may append is said by the registers of each instance's journal.
+
+A pipeline that takes connectors itself is in a directory of its own, `pipelines/P/connectors/_workers`: whoever asks
+for all finds it there, and no worker sends it connectors, whose messages would go into another log.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ from penstock.connector.framing import Splitter
 from penstock.connector.instancelog import ensure, journal_spec
 from penstock.connector.registry import Owner
 from penstock.connector.settings import split
+from penstock.connector.threaded import Journals
 from penstock.journal import labels
-from penstock.journal.client import AsyncClient
-from penstock.journal.protocol import LabelSet
+from penstock.journal.client import JournalError
+from penstock.journal.protocol import LabelSet, Status
 
 PROBE = "probe="
 """The capability by which a worker asks another whether it lives and has an instance."""
@@ -44,13 +48,20 @@ class Entry(NamedTuple):
 
     owner: Owner
     http: str
+    pipeline: str = ""
+    """The pipeline whose source it is; empty for a worker, which puts what comes into journals of instances."""
+
+
+def pipeline_prefix(pipeline: str) -> str:
+    """Where the source of a pipeline is entered."""
+    return f"pipelines/{pipeline}/connectors"
 
 
 def directory_journal(prefix: str) -> str:
     return f"{prefix}/{_NAME}"
 
 
-async def prefixes(client: AsyncClient) -> Sequence[str]:
+async def prefixes(client: Journals) -> Sequence[str]:
     """The prefixes of journals that workers were started with, one after the other or at once."""
     found = await client.list(labels.parse_selector(f"{records.INSTANCE_LABEL}={_NAME}"))
     return [journal.spec.name.removesuffix(f"/{_NAME}") for journal in found]
@@ -62,13 +73,13 @@ def _label(owner: Owner) -> str:
 
 def _registers(*entries: Entry) -> LabelSet:
     values = {}
-    for owner, http in entries:
-        parts = (owner.name, owner.address, owner.nonce, http)
+    for owner, http, pipeline in entries:
+        parts = (owner.name, owner.address, owner.nonce, http, *([pipeline] if pipeline else []))
         values[_label(owner)] = "/".join(quote(part, safe="") for part in parts)
     return labels.label_set(values)
 
 
-async def enter(client: AsyncClient, prefix: str, entry: Entry, *, replication: int, store: str) -> None:
+async def enter(client: Journals, prefix: str, entry: Entry, *, replication: int, store: str) -> None:
     """Whoever had the address before was killed, and leaves."""
     journal = directory_journal(prefix)
     await ensure(client, journal_spec(journal, _NAME, replication=replication, store=store))
@@ -81,19 +92,25 @@ async def enter(client: AsyncClient, prefix: str, entry: Entry, *, replication: 
     await client.append(journal, record, union=_registers(entry), subtract=_registers(*before))
 
 
-async def leave(client: AsyncClient, prefix: str, *entries: Entry) -> None:
+async def leave(client: Journals, prefix: str, *entries: Entry) -> None:
     record = records.claim(entries[0].owner.name)
-    await client.append(directory_journal(prefix), record, subtract=_registers(*entries))
+    try:
+        await client.append(directory_journal(prefix), record, subtract=_registers(*entries))
+    except JournalError as error:
+        if (
+            error.status != Status.JOURNAL_NOT_FOUND
+        ):  # an end may come before the entry has made the directory
+            raise
 
 
-async def workers(client: AsyncClient, prefix: str) -> Sequence[Entry]:
+async def workers(client: Journals, prefix: str) -> Sequence[Entry]:
     """All that are entered, dead ones as well."""
     barrier = await client.append(directory_journal(prefix), ())
     found = []
     for label in barrier.registers.labels:
         parts = [unquote(part) for part in label.value.split("/")]
-        if label.name.startswith("w-") and len(parts) == 4:
-            found.append(Entry(Owner(*parts[:3]), parts[3]))
+        if label.name.startswith("w-") and len(parts) in (4, 5):
+            found.append(Entry(Owner(*parts[:3]), *parts[3:]))
     return sorted(found)
 
 

@@ -23,6 +23,7 @@ from penstock.connector import records
 from penstock.connector.intake import Run
 from penstock.connector.records import Point, Points, Walk
 from penstock.connector.registry import Owner
+from penstock.connector.threaded import Journals
 from penstock.journal import labels
 from penstock.journal.client import Appender, AppenderFailedError, AsyncClient, Ownership, Pending, claim
 from penstock.journal.fragment import Codec
@@ -271,7 +272,7 @@ def journal_spec(name: str, instance: str, *, replication: int, store: str) -> J
     return spec
 
 
-async def ensure(client: AsyncClient, spec: JournalSpec) -> None:
+async def ensure(client: Journals, spec: JournalSpec) -> None:
     """Make the journal unless it is there; refuse one that is something else, or of a newer format."""
     for _ in range(2):
         found = await client.list(labels.parse_selector(f"name={spec.name}"))

@@ -6,6 +6,7 @@ Used by the source kit. `connect` gives a link whose session is streaming, or te
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -15,12 +16,13 @@ from typing import Final
 
 from penstock.base.errors import PenstockError, UsageError
 from penstock.connector import frames as fr
+from penstock.connector import wire
 from penstock.connector.columns import Columns
 from penstock.connector.frames import Frame
 from penstock.connector.framing import Splitter
 from penstock.connector.session import Connection, IllegalFrameError, Session, Side
 from penstock.connector.settings import split
-from penstock.connector.wire import keep_alive
+from penstock.connector.wire import Timer, bear, keep_alive, under_way
 
 _HEAD = Struct(">IBQQqH").pack
 _REST = 27
@@ -31,7 +33,11 @@ Fields = tuple[int, bytes, bytes, int]
 _SILENCE = 60.0
 """Seconds for an answer to HELLO: a worker may have to wait for its broker."""
 _UNREAD = 300.0
-"""Seconds that a worker may leave unread what was sent: one that waits for its log does not read meanwhile."""
+"""Seconds that a worker may leave unread what was sent: one that waits for its log does not read meanwhile.
+
+Only while something is on its way: the kernel has one limit for that and for keep-alive, and a connector that waits
+would notice a worker that vanished as late.
+"""
 
 
 class LinkLostError(PenstockError):
@@ -107,6 +113,15 @@ class Link:
         self._come: deque[memoryview] = deque()
         """Frames that came behind the one that was looked for."""
         self._credit = asyncio.Event()
+        self._patience = Timer()
+
+    def watch(self) -> None:
+        """From now until it is closed, notice a worker that vanished."""
+        sock = self._writer.get_extra_info("socket")
+        if sock is None or self._writer.is_closing() or not hasattr(socket, "TCP_USER_TIMEOUT"):
+            return
+        bear(sock, _UNREAD if under_way(sock) else wire.UNANSWERED)
+        self._patience.arm(wire.EVERY, self.watch)
 
     async def greet(self, hello: fr.Hello) -> None:
         await self.send(hello)
@@ -206,6 +221,7 @@ class Link:
         return self.session.connection not in over and not self._writer.is_closing()
 
     async def close(self) -> None:
+        self._patience.disarm()
         self.session.end()
         self._credit.set()
         self._writer.close()
@@ -231,8 +247,9 @@ async def connect(address: str, hello: fr.Hello, tls: ssl.SSLContext | None = No
     try:
         async with asyncio.timeout(_SILENCE):
             reader, writer = await asyncio.open_connection(host, port, ssl=tls)
-            keep_alive(writer.get_extra_info("socket"), _UNREAD)
+            keep_alive(writer.get_extra_info("socket"))
             link = Link(address, reader, writer)
+            link.watch()
             await link.greet(hello)
             return link
     except ssl.SSLCertVerificationError as error:

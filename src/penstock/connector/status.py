@@ -1,5 +1,7 @@
 """What workers tell about themselves: typed records, `/status` and `/metrics`, and how to ask all workers.
 
+A pipeline that takes connectors itself is such a worker here, and says whose source it is.
+
 await survey(client)              every worker of any prefix, with its sessions and streams
 await survey(client, prefix)      those that have their journals under one
 snapshot(worker)                  the same of a worker in this process
@@ -18,7 +20,8 @@ from penstock.base.errors import PenstockError
 from penstock.connector import directory
 from penstock.connector.frames import NOTHING_SEEN
 from penstock.connector.settings import split
-from penstock.journal.client import AsyncClient, JournalError
+from penstock.connector.threaded import Journals
+from penstock.journal.client import JournalError
 from penstock.journal.protocol import Status
 
 if TYPE_CHECKING:
@@ -72,6 +75,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     recent: list[str] = []
     journals: str = ""
     """The prefix of its journals, where a directory has told: between workers of one prefix instances can move."""
+    pipeline: str = ""
+    """The pipeline whose source it is: what it takes goes into that one's log, and no instance of it moves."""
 
 
 def snapshot(worker: Worker) -> WorkerStatus:
@@ -102,6 +107,7 @@ def snapshot(worker: Worker) -> WorkerStatus:
         _streams(worker),
         {name: getattr(counters, name) for name in counted},
         list(counters.recent),
+        pipeline=worker.pipeline,
     )
 
 
@@ -173,7 +179,7 @@ def _labels(**values: object) -> str:
     return ",".join(f'{name}="{escaped(value)}"' for name, value in values.items())
 
 
-async def survey(client: AsyncClient, prefix: str | None = None) -> Sequence[WorkerStatus]:
+async def survey(client: Journals, prefix: str | None = None) -> Sequence[WorkerStatus]:
     """Every worker of a directory, or of all that there are; those that do not answer as well."""
     if prefix is not None:
         return await _listed(client, prefix)
@@ -181,7 +187,7 @@ async def survey(client: AsyncClient, prefix: str | None = None) -> Sequence[Wor
     return [worker for workers in found for worker in workers]
 
 
-async def _listed(client: AsyncClient, prefix: str) -> list[WorkerStatus]:
+async def _listed(client: Journals, prefix: str) -> list[WorkerStatus]:
     try:
         known = await directory.workers(client, prefix)
     except JournalError as error:
@@ -197,11 +203,13 @@ async def _asked(entry: directory.Entry) -> WorkerStatus:
     if entry.http:
         try:
             status, body = await asyncio.to_thread(request, entry.http, "GET", "/status")
-            if status == 200:
-                return msgspec.json.decode(body, type=WorkerStatus)
+            told = msgspec.json.decode(body, type=WorkerStatus) if status == 200 else None
+            # The port of one that was killed may be another's by now, and on another machine it is always another's.
+            if told is not None and (told.name, told.address) == (owner.name, owner.address):
+                return told
         except (OSError, PenstockError, http.client.HTTPException, msgspec.DecodeError):
             pass
-    return WorkerStatus(owner.name, owner.address, entry.http, answers=False)
+    return WorkerStatus(owner.name, owner.address, entry.http, answers=False, pipeline=entry.pipeline)
 
 
 def request(address: str, method: str, path: str, body: bytes = b"", token: bytes = b"") -> tuple[int, bytes]:

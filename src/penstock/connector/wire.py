@@ -7,7 +7,10 @@ So the end is a half-close: our side is over, what still comes is thrown away, a
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
+import sys
+import termios
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -16,6 +19,10 @@ LINGER: Final = 2.0
 """Seconds for a peer to read an ERROR or a RESTART and close."""
 DEAF: Final = 1 << 20
 """Bytes that wait for a peer that does not read."""
+QUIET, EVERY, TIMES = 30, 10, 3
+"""Keep-alive: seconds until a silent peer is asked, and between two questions; how many may stay without an answer."""
+UNANSWERED = 60.0
+"""Seconds that a peer may leave without an answer what was sent: nothing is asked of it meanwhile."""
 
 
 class Wire:
@@ -101,20 +108,32 @@ class Timer:
             self._handle = None
 
 
-def keep_alive(sock: socket.socket | None, unanswered: float = 60) -> None:
-    """A peer that vanished without a word is noticed within about a minute; one that is quiet stays.
-
-    `unanswered`: seconds that it may leave without an answer what was sent: nothing is asked of it meanwhile.
-    """
+def keep_alive(sock: socket.socket | None) -> None:
+    """A peer that vanished without a word is noticed within about a minute; one that is quiet stays."""
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+    for option, value in (("TCP_KEEPIDLE", QUIET), ("TCP_KEEPINTVL", EVERY), ("TCP_KEEPCNT", TIMES)):
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unanswered * 1000))
+    bear(sock, UNANSWERED)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def bear(sock: socket.socket, unanswered: float) -> None:
+    """How long a peer may leave without an answer what was sent.
+
+    Linux takes this limit for the questions of keep-alive as well, in the place of their number.
+    """
+    if hasattr(socket, "TCP_USER_TIMEOUT") and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unanswered * 1000))
+
+
+def under_way(sock: socket.socket) -> int:
+    """Bytes that were given to the kernel and that the peer's has not confirmed."""
+    room = bytearray(4)
+    fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, room)
+    return int.from_bytes(room, sys.byteorder)
 
 
 def _shown(peer: object) -> str:

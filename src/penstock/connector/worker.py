@@ -30,6 +30,7 @@ from penstock.connector.partitions import open_instance
 from penstock.connector.registry import Decision, Owner, decision, owner_of
 from penstock.connector.serving import Peer
 from penstock.connector.settings import JOURNALS, NotHereError, WorkerSettings, WorkerTls, dialled, split
+from penstock.connector.threaded import Journals
 from penstock.journal.client import AsyncClient, BrokerGoneError, JournalError, TimedOutError, backoff
 from penstock.journal.protocol import Status
 
@@ -64,11 +65,15 @@ class Worker:
     ) -> None:
         self.settings = settings
         self.client = client
+        self.listing: Journals | None = client
+        """Where the directory is; None for a worker that is in none."""
         self.journals = journals
         self.counters = Counters()
         self.buffers = Buffers()
         self.me = Owner(name, "", uuid.uuid4().hex[:16])
         self.http = ""
+        self.pipeline = ""
+        """The pipeline whose source this is, if it is no worker by itself."""
         self.peers: set[Peer] = set()
         self.refused: set[Peer] = set()
         """Those that are no sessions and have a moment to read why; beyond `max_sessions` they have none."""
@@ -84,7 +89,7 @@ class Worker:
         """With TLS: connections that are none yet, and when their time for a handshake is over."""
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stopping = False
+        self._stopping = self._announced = False
         self._empty = asyncio.Event()
 
     # Life.
@@ -114,16 +119,24 @@ class Worker:
 
     def announce(self) -> None:
         """Enter the directory, as soon as the broker answers."""
-        if self.client is not None:
+        if self.listing is not None:
+            self._announced = True
             self.spawn(self._announce())
 
+    @property
+    def _entry(self) -> Entry:
+        return Entry(self.me, self.http, self.pipeline)
+
     async def _announce(self) -> None:
-        assert self.client is not None
-        entry = Entry(self.me, self.http)
+        assert self.listing is not None
         for failures in itertools.count(1):
             try:
                 await directory.enter(
-                    self.client, self.journals, entry, replication=self._replication, store=self._store
+                    self.listing,
+                    self.journals,
+                    self._entry,
+                    replication=self._replication,
+                    store=self._store,
                 )
             except (BrokerGoneError, TimedOutError, JournalError) as error:
                 log.warning("the broker does not answer yet: %s", error.message)
@@ -147,10 +160,10 @@ class Worker:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.client is not None:
+        if self.listing is not None and self._announced:
             try:
                 async with asyncio.timeout(patience):
-                    await directory.leave(self.client, self.journals, Entry(self.me, self.http))
+                    await directory.leave(self.listing, self.journals, self._entry)
             except (PenstockError, TimeoutError) as error:
                 reason = str(error) or "the broker did not answer in time"
                 log.warning("could not leave the directory of workers: %s", reason)
@@ -170,16 +183,16 @@ class Worker:
 
     async def _others(self) -> list[Entry]:
         """Other workers that would take connectors of ours. Takes out those that do not answer."""
-        if self.client is None:
+        if self.listing is None:
             return []
         with suppress(PenstockError):
-            known = await directory.workers(self.client, self.journals)
+            known = await directory.workers(self.listing, self.journals)
             others = [entry for entry in known if entry.owner != self.me]
             for some in (others[at : at + _AT_ONCE] for at in range(0, len(others), _AT_ONCE)):
                 answers = await asyncio.gather(*(self._ask(entry.owner, _NOBODY) for entry in some))
                 dead = [entry for entry, answer in zip(some, answers, strict=True) if answer is None]
                 if dead:
-                    await directory.leave(self.client, self.journals, *dead)
+                    await directory.leave(self.listing, self.journals, *dead)
                 # Those that say anything else have no time, or do not trust us.
                 if ready := [entry for entry, answer in zip(some, answers, strict=True) if answer == 0]:
                     return ready

@@ -90,6 +90,8 @@ def plan_move(workers: Sequence[WorkerStatus], wish: Wish, options: str, *, with
 def _refusal(here: WorkerStatus | None, instance: str, target: str) -> str | None:
     if here is None:
         return f"No worker that answers has an instance '{instance}' now."
+    if here.pipeline:
+        return f"It is the source of pipeline {here.pipeline}, whose streams cannot move."
     return f"It is at {target} already." if here.address == target else None
 
 

@@ -199,6 +199,7 @@ class _Run:
         node = pipeline.source_node
         self._source = _tailing(node.adaptor, not options.once).source()
         self._source.use(self._engine.copier(), f"{pipeline.name}.{node.name}")
+        self._source.announce(place.client, pipeline.name)
         self._ingest = Ingest(
             self._source,
             node.ns,

@@ -58,6 +58,11 @@ class Connector(Adaptor):
         "source: TLS: a file with certificates; connectors then need one that one of them has signed",
         default="",
     )
+    http: str = setting(
+        "source: the HOST:PORT of its `/status` and `/metrics`, which `penstock connector status` asks; port 0: a free "
+        "one; 'off': nowhere",
+        default="127.0.0.1:0",
+    )
     to: str = setting(
         "sink: its address, HOST:PORT; `sink=` says the same",
         default="",

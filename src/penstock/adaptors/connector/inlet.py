@@ -12,14 +12,17 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.base.errors import PenstockError
+from penstock.base.errors import PenstockError, UsageError
+from penstock.connector import directory, web
 from penstock.connector.instancelog import InstanceLog, OnDurable
 from penstock.connector.instances import Instance
 from penstock.connector.intake import Run
 from penstock.connector.records import Points
 from penstock.connector.serving import Peer
-from penstock.connector.settings import WorkerSettings, WorkerTls
+from penstock.connector.settings import JOURNALS, WorkerSettings, WorkerTls
+from penstock.connector.threaded import Threaded
 from penstock.connector.worker import Worker
+from penstock.journal.client import Client
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +134,59 @@ class Inlet(InstanceLog):
             return self._any and not self._open and not self._items
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Where the source of a pipeline is to be found by those who ask for workers: under which name, at which broker.
+
+    `http` is where it tells of its sessions and streams; empty for nowhere.
+    """
+
+    client: Client
+    pipeline: str
+    name: str
+    http: str
+
+
 class InletWorker(Worker):
-    """A worker whose only instance ends in an inlet."""
+    """A worker whose only instance ends in an inlet. It is in a directory if it is given a `listing`."""
 
     def __init__(
-        self, settings: WorkerSettings, inlet: Inlet, instance: str, tls: WorkerTls | None = None
+        self,
+        settings: WorkerSettings,
+        inlet: Inlet,
+        instance: str,
+        tls: WorkerTls | None = None,
+        listing: Listing | None = None,
     ) -> None:
-        super().__init__(settings, name="pipeline", tls=tls)
+        prefix = directory.pipeline_prefix(listing.pipeline) if listing is not None else JOURNALS
+        super().__init__(
+            settings, journals=prefix, name=listing.name if listing is not None else "pipeline", tls=tls
+        )
         self._inlet = inlet
         self._instance = instance
+        self._listing = listing
+        self._calls: Threaded | None = None
+        self._web: asyncio.Server | None = None
+        if listing is not None:
+            self.pipeline = listing.pipeline
+            self.listing = self._calls = Threaded(listing.client)
+
+    async def begin(self, listen: str) -> None:
+        """Listen, and be found."""
+        await self.start(listen)
+        if self._listing is not None:
+            if self._listing.http:
+                self._web = await web.serve(self, self._listing.http)
+            self.announce()
+
+    async def stop(self, patience: float = 10.0) -> None:
+        try:
+            await super().stop(patience)
+        finally:
+            if self._web is not None:
+                self._web.close()
+            if self._calls is not None:
+                self._calls.close()
 
     async def join(self, peer: Peer, name: str) -> Instance | str:
         if name != self._instance:
@@ -148,3 +195,8 @@ class InletWorker(Worker):
 
     async def open_log(self, instance: Instance) -> InstanceLog:
         return self._inlet
+
+    async def migrate(self, what: str, address: str) -> str:
+        """Refused: what its streams have sent is in the log of this pipeline, and another one knows nothing of it."""
+        self.instance_of(what)
+        raise UsageError(f"this is the source of pipeline '{self.pipeline}', whose streams cannot move")

@@ -4,6 +4,9 @@ A stream is a namespace, by its name. The position of a namespace has the last i
 (`{"streams": {"7": 400}}`), in the log with the messages, and is the point of reference that a connector is told. It
 gets an ACK when the log has the message. The end of a stream (EOS_MESSAGE) ends the copy of its namespace; without
 `tail` the source has run out when all streams have ended. A body that is no JSON object goes to the dead letters.
+
+While it is read it is in a directory of workers (`penstock.connector.directory`), where `penstock connector status`
+finds it: whoever waits for a stream need not know whether a worker or a pipeline takes it.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import msgspec
 
 from penstock.adaptors.base import Bad, Batch, Source, refuse_conditions
 from penstock.adaptors.connector import Connector
-from penstock.adaptors.connector.inlet import Inlet, InletWorker, Item
+from penstock.adaptors.connector.inlet import Inlet, InletWorker, Item, Listing
 from penstock.adaptors.documents import key_of
 from penstock.adaptors.eventloop import EventLoop
 from penstock.adaptors.formats.lines import fault
@@ -28,6 +31,7 @@ from penstock.connector import frames as fr
 from penstock.connector.framing import Splitter
 from penstock.connector.records import Point, Points
 from penstock.connector.settings import WorkerSettings, WorkerTls, instance_fault, split
+from penstock.journal.client import Client
 from penstock.log.message import LAST_TS, Message, Mode, Op, Position, Resume
 
 MOST_BYTES = 1024 * 1024
@@ -43,9 +47,13 @@ class ConnectorSource(Source):
         self._settings = settings
         self._inlet: Inlet | None = None
         self._worker: InletWorker | None = None
+        self._listing: Listing | None = None
         self._given: deque[tuple[Batch, Sequence[Item]]] = deque()
         self._lock = threading.Lock()
         split(settings.listen)
+        self._http = "" if settings.http == "off" else settings.http
+        if self._http:
+            split(self._http)
         fault = instance_fault(settings.instance)
         if fault is not None:
             raise UsageError(fault)
@@ -54,6 +62,9 @@ class ConnectorSource(Source):
     def namespaces(self) -> Sequence[str]:
         """Nobody knows before the streams come."""
         return ()
+
+    def announce(self, client: Client, pipeline: str) -> None:
+        self._listing = Listing(client, pipeline, self.name, self._http)
 
     def gauges(self) -> Mapping[str, float]:
         """How many are connected and what they may still send; what was counted since the reading began."""
@@ -92,11 +103,13 @@ class ConnectorSource(Source):
         with self._lock:
             self._inlet, self._given = inlet, deque()
         settings = WorkerSettings(cookie=self._settings.cookie.encode(), credits=self._settings.credits)
-        self._worker = worker = InletWorker(settings, inlet, self._settings.instance, self._tls)
+        self._worker = worker = InletWorker(
+            settings, inlet, self._settings.instance, self._tls, self._listing
+        )
         loop = EventLoop("connectors")
         try:
             try:
-                loop.run(worker.start(self._settings.listen), STOP)
+                loop.run(worker.begin(self._settings.listen), STOP)
             except UsageError as error:  # by a run that is about to end, as a rule
                 raise AwayError(error.message) from None
             while not stop.is_set():
