@@ -1,11 +1,14 @@
-"""Appends of the process that the broker is in: the same as over the socket, but for the way."""
+"""Calls of the process that the broker is in: the same as over the socket, but for the way."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +74,84 @@ def test_appends_are_counted_as_others_are(broker: EmbeddedBroker, client: Clien
     assert metrics.completed["Append", "JOURNAL_NOT_FOUND"] == 1
 
 
+def test_questions_are_answered_as_over_the_socket(client: Client, near: Client) -> None:
+    client.create(journal_spec("other", 1 << 20, {}))
+    client.append(JOURNAL, b"content")
+    one = LabelSelector(include=labels.label_set({"name": JOURNAL}))
+    for ask in (
+        lambda of: of.list(),
+        lambda of: of.list(one),
+        lambda of: of.list(store_health=True),
+        lambda of: of.head(JOURNAL),
+        lambda of: of.begin(JOURNAL),
+        lambda of: of.begin("other"),
+        lambda of: of.metadata(JOURNAL, 3),
+        lambda of: list(of.fragments(JOURNAL)),
+        lambda of: list(of.fragments(JOURNAL, own=True)),
+        lambda of: of.locate(JOURNAL, 0, 7),
+        lambda of: of.heads(),
+        lambda of: list(of.read(JOURNAL, 0)),
+        lambda of: of.wait(JOURNAL, 3, 5.0),
+        lambda of: next(of.watch(timeout=30)),
+    ):
+        assert ask(near) == ask(client)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda of: of.head("none"),
+        lambda of: of.begin("none"),
+        lambda of: of.locate("none", 0, 1),
+        lambda of: of.metadata(JOURNAL, -7),
+        lambda of: of.head("not a name/"),
+        lambda of: list(of.fragments("not a name/")),
+    ],
+)
+def test_questions_are_refused_in_the_same_words(
+    client: Client, near: Client, ask: Callable[[Client], object]
+) -> None:
+    told = []
+    for one in (client, near):
+        with pytest.raises(PenstockError) as error:
+            ask(one)
+        told.append((type(error.value), error.value.message))
+    assert told[0] == told[1]
+
+
+def test_questions_need_no_socket_and_are_counted(broker: EmbeddedBroker, near: Client) -> None:
+    assert broker._near is not None
+    metrics = broker._near._broker.metrics
+    operations = ("List", "Read", "ListFragments", "Locate")
+    before = [(metrics.started[each], metrics.completed[each, "ok"]) for each in operations]
+    near._homes.current.channel.close()
+    near.append(JOURNAL, b"content")
+    near.list()
+    near.metadata(JOURNAL, 0)
+    near.begin(JOURNAL)
+    near.locate(JOURNAL, 0, 7)
+    after = [(metrics.started[each], metrics.completed[each, "ok"]) for each in operations]
+    assert after == [(started + 1, completed + 1) for started, completed in before]
+    near.head(JOURNAL)
+    assert metrics.completed["Read", "OFFSET_NOT_YET_AVAILABLE"] == 1
+
+
+def test_what_comes_when_the_loop_has_just_ended_is_told_so(
+    near: Client, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never_begun(work: Coroutine[Any, Any, object], loop: asyncio.AbstractEventLoop) -> Future[object]:
+        work.close()
+        return Future()
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", never_begun)
+    with pytest.raises(TimedOutError):
+        near.append(JOURNAL, b"late", timeout=0.01)
+    broker.stop()
+    with pytest.raises(BrokerGoneError, match="stops") as error:
+        near.append(JOURNAL, b"late")
+    assert not error.value.harmless
+
+
 def test_of_a_disk_that_is_full_the_appender_hears_and_goes_on_later(tmp_path: Path) -> None:
     disk = HookedDisk()
 
@@ -106,3 +187,5 @@ def test_a_broker_that_has_stopped_takes_nothing(broker: EmbeddedBroker, near: C
     with pytest.raises(BrokerGoneError, match="has stopped") as error:
         near.append(JOURNAL, b"late")
     assert error.value.harmless
+    with pytest.raises(BrokerGoneError, match="has stopped"):
+        near.head(JOURNAL)

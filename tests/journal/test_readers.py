@@ -75,7 +75,7 @@ def test_a_waiting_read_that_is_cancelled_expires_or_is_dropped_leaves_no_task(
         request = ReadRequest(journal=JOURNAL, offset=0, block=True)
         calls = [stubs.read(request) for _ in range(5)]
         for call in calls:
-            assert next(call).write_head == 3
+            assert next(iter(call)).write_head == 3
         assert len(tasks_of(broker)) >= quiet + 5
         for call in calls:
             call.cancel()
@@ -86,7 +86,7 @@ def test_a_waiting_read_that_is_cancelled_expires_or_is_dropped_leaves_no_task(
         assert expired.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         settled(broker, quiet)
         hanging = stubs.read(request)
-        next(hanging)
+        next(iter(hanging))
     settled(broker, quiet)
     for _ in client.read(JOURNAL, 0, block=True):
         break
@@ -118,7 +118,7 @@ def test_a_slow_reader_takes_no_memory_and_holds_nobody_up(
     client.append(JOURNAL, bytes(size))
     with grpc.insecure_channel(broker.address) as channel:
         slow = Stubs(channel).read(ReadRequest(journal=JOURNAL))
-        next(slow)
+        next(iter(slow))
         time.sleep(0.3)
         ahead = sum(produced)
         assert ahead < size / 4, "the broker runs ahead of its reader"

@@ -20,7 +20,7 @@ from penstock.base.errors import InUseError, PenstockError
 from penstock.journal.broker import Broker
 from penstock.journal.client import BrokerGoneError, Client
 from penstock.journal.datadir import DataDir, Lock
-from penstock.journal.near import NearAppends
+from penstock.journal.near import NearBroker
 from penstock.journal.server import EMBEDDED_GRACE, serve_socket
 
 _PATIENCE = 5.0
@@ -52,7 +52,7 @@ class EmbeddedBroker:
         self._lock = Lock(self.directory, self._disk, patience, passing=passing)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
-        self._near: NearAppends | None = None
+        self._near: NearBroker | None = None
         self._ready = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="broker", daemon=True)
@@ -68,7 +68,7 @@ class EmbeddedBroker:
         return address(self.directory)
 
     def client(self) -> Client:
-        """A client for the other threads of this process, whose appends need no socket."""
+        """A client for the other threads of this process, most of whose calls need no socket."""
         return Client(self.address, near=self._near)
 
     def stop(self) -> None:
@@ -104,7 +104,7 @@ class EmbeddedBroker:
         self._stop = asyncio.Event()
         version = self.directory.create(self._disk)
         broker = Broker(self.directory, version, self._disk)
-        self._near = NearAppends(broker, self._loop)
+        self._near = NearBroker(broker, self._loop)
         try:
             await serve_socket(broker, self._ready.set, self._stop, self._grace)
         finally:

@@ -1,10 +1,11 @@
-"""Appends of the very process that the broker is in, without the way over its socket.
+"""Calls of the very process that the broker is in, without the way over its socket.
 
-Whoever runs a pipeline is the broker of its data directory, and writes most of what is in it. Such an append is handed
-to the broker's event loop as it is: it is not cut into messages, no socket copies it, and nobody asks for its sum. What
-it is checked against, when it counts and how it can fail is the same as over the socket.
+Whoever runs a pipeline is the broker of its data directory, and writes most of what is in it. An append is handed to
+the broker's event loop as it is: it is not cut into messages, no socket copies it, and nobody asks for its sum. So are
+questions that are answered at once, of which a small batch has several. What a call is checked against, when it counts
+and how it can fail is the same as over the socket.
 
-`NearAppends` is for other threads than the broker's, one append at a time; `NearCall` for the batching appender in the
+`NearBroker` is for other threads than the broker's, one append at a time; `NearCall` for the batching appender in the
 broker's own event loop. Either way content is written to disk from where the caller has it, who leaves it alone: also
 where an append was given up, it may be read for another moment.
 """
@@ -12,38 +13,56 @@ where an append was given up, it may be read for another moment.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import CancelledError
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from typing import Generic, TypeVar
 
 from penstock.base.errors import PenstockError
 from penstock.journal.broker import Broker
-from penstock.journal.claims import EVERYTHING
+from penstock.journal.claims import EVERYTHING, Claims
 from penstock.journal.client import BrokerGoneError, TimedOutError
-from penstock.journal.protocol import AppendBatchResult, AppendRequest, AppendResponse, Status
+from penstock.journal.client.connection import Metadata
+from penstock.journal.client.stubs import Answering, Many, One, Stubs
+from penstock.journal.protocol import AppendBatchResult, AppendRequest, AppendResponse, ReadRequest, Status
 from penstock.journal.wholes import Pieces, Wholes
 from penstock.journal.wire import leaves_doubt
 
+_LOOK = 0.5
 _APPEND = "Append"
 _APPENDS = "Appends"
 
+Q = TypeVar("Q")
+A = TypeVar("A")
 
-class NearAppends:
-    """The appends of other threads of this process to a broker in an event loop of its own."""
+
+class NearBroker:
+    """The calls of other threads of this process to a broker in an event loop of its own."""
 
     def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
         self._broker = broker
         self._loop = loop
 
-    def __call__(self, first: AppendRequest, pieces: Sequence[memoryview], timeout: float) -> AppendResponse:
+    def append(self, first: AppendRequest, pieces: Sequence[memoryview], timeout: float) -> AppendResponse:
         """Append all of it in one transaction, and wait until it is durable; errors are those of a client."""
-        work = self._append(first, Pieces(pieces))
+        content = Pieces(pieces)
+        return self.result(_APPEND, lambda: self._broker.append_near(first, content), timeout)
+
+    def shortened(self, far: Stubs) -> Stubs:
+        """The calls of a channel to this broker, of which those that are answered at once do without it."""
+        return _NearStubs(far, self, self._broker)
+
+    def result(self, operation: str, ask: Callable[[], Awaitable[A]], timeout: float | None) -> A:
+        """What comes of it in the broker's event loop."""
+        counted = self._counted(operation, ask)
         try:
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            future = asyncio.run_coroutine_threadsafe(counted, self._loop)
         except RuntimeError:
-            work.close()
+            counted.close()
             raise BrokerGoneError("the broker of this process has stopped", harmless=True) from None
         try:
-            return future.result(timeout)
+            return self._awaited(future, timeout)
         except TimeoutError:
             future.cancel()
             raise TimedOutError("the broker of this process did not answer in time") from None
@@ -54,16 +73,84 @@ class NearAppends:
                 raise BrokerGoneError(f"the broker of this process does not answer ({error})") from None
             raise PenstockError(f"the broker refused: {error}") from None
 
-    async def _append(self, first: AppendRequest, content: Pieces) -> AppendResponse:
+    def _awaited(self, future: Future[A], timeout: float | None) -> A:
+        """What came just when the loop ended may never have begun there, and nobody tells."""
+        deadline = time.monotonic() + timeout if timeout is not None else math.inf
+        while True:
+            try:
+                return future.result(max(0.0, min(_LOOK, deadline - time.monotonic())))
+            except TimeoutError:
+                if future.done() or time.monotonic() >= deadline:
+                    raise
+                if self._loop.is_closed():
+                    raise CancelledError from None
+
+    async def _counted(self, operation: str, ask: Callable[[], Awaitable[A]]) -> A:
         metrics = self._broker.metrics
-        metrics.started[_APPEND] += 1
+        metrics.started[operation] += 1
         outcome = "<error>"
         try:
-            response = await self._broker.append_near(first, content)
-            outcome = "ok" if response.status == Status.OK else Status.Name(response.status)
+            response = await ask()
+            last = response[-1] if isinstance(response, list) and response else response
+            status = getattr(last, "status", Status.OK)
+            outcome = "ok" if status == Status.OK else Status.Name(status)
         finally:
-            metrics.completed[_APPEND, outcome] += 1
+            metrics.completed[operation, outcome] += 1
         return response
+
+
+class _NearStubs(Stubs):
+    """Lists that are no watches, what a read would begin with now, fragments, and where bytes are."""
+
+    def __init__(self, far: Stubs, near: NearBroker, broker: Broker) -> None:
+        vars(self).update(vars(far))
+        self._near = near
+        self.list_fragments = self._one("ListFragments", broker.list_fragments)
+        self.locate = self._one("Locate", broker.locate)
+        self.list = self._many("List", broker.list, far.list, lambda request: not request.watch)
+        at_once: Callable[[ReadRequest], bool] = lambda request: request.metadata_only and not request.block  # noqa: E731
+        self.read = self._many("Read", broker.read, far.read, at_once)
+
+    def _one(self, operation: str, method: Callable[[Q, Claims], Awaitable[A]]) -> One[Q, A]:
+        def call(request: Q, /, timeout: float | None = None, metadata: Metadata | None = None) -> A:
+            return self._near.result(operation, lambda: method(request, EVERYTHING), timeout)
+
+        return call
+
+    def _many(
+        self,
+        operation: str,
+        method: Callable[[Q, Claims], AsyncIterator[A]],
+        far: Many[Q, A],
+        at_once: Callable[[Q], bool],
+    ) -> Many[Q, A]:
+        """Those questions that are answered `at_once` do without the socket."""
+
+        def call(
+            request: Q, /, timeout: float | None = None, metadata: Metadata | None = None
+        ) -> Answering[A]:
+            if not at_once(request):
+                return far(request, timeout=timeout, metadata=metadata)
+            return _Answers(self._near.result(operation, lambda: _all(method(request, EVERYTHING)), timeout))
+
+        return call
+
+
+async def _all(answers: AsyncIterator[A]) -> list[A]:
+    return [answer async for answer in answers]
+
+
+class _Answers(Generic[A]):
+    """What a call of many answers is to its caller."""
+
+    def __init__(self, answers: list[A]) -> None:
+        self._answers = answers
+
+    def __iter__(self) -> Iterator[A]:
+        return iter(self._answers)
+
+    def cancel(self) -> bool:
+        return False
 
 
 class NearCall:

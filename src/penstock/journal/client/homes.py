@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import grpc
 
@@ -16,27 +16,30 @@ from penstock.base.errors import PenstockError
 from penstock.journal.client import connection
 from penstock.journal.client.connection import Tls
 from penstock.journal.client.errors import BrokerGoneError, may_ask_another, translated
-from penstock.journal.client.stubs import Stubs
+from penstock.journal.client.stubs import Answering, Stubs
 
 T = TypeVar("T")
 A = TypeVar("A")
-A_co = TypeVar("A_co", covariant=True)
 
 
 class Home:
     """One address, with a connection that is made at the first call."""
 
-    def __init__(self, address: str, tls: Tls | None) -> None:
+    def __init__(self, address: str, tls: Tls | None, shortened: Callable[[Stubs], Stubs] | None) -> None:
         self.address = address
         self.channel = connection.channel(address, tls)
-        self.calls = Stubs(self.channel)
+        calls = Stubs(self.channel)
+        self.calls = calls if shortened is None else shortened(calls)
 
 
 class Homes:
     """Those of one client. May be used by several threads."""
 
-    def __init__(self, address: str, tls: Tls | None) -> None:
-        self._homes = [Home(one, tls) for one in connection.addresses_of(address)]
+    def __init__(
+        self, address: str, tls: Tls | None, shortened: Callable[[Stubs], Stubs] | None = None
+    ) -> None:
+        """`shortened` makes of the calls of a channel others that do without it, where they can."""
+        self._homes = [Home(one, tls, shortened) for one in connection.addresses_of(address)]
         self._at = 0
 
     @property
@@ -65,14 +68,6 @@ class Homes:
     def close(self) -> None:
         for home in self._homes:
             home.channel.close()
-
-
-class Answering(Protocol[A_co]):
-    """A call whose answers are taken one by one."""
-
-    def __iter__(self) -> Iterator[A_co]: ...
-
-    def cancel(self) -> bool: ...
 
 
 class Begun(Generic[A]):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import TypeAlias, TypedDict, TypeVar
+from typing import Protocol, TypeAlias, TypedDict, TypeVar
 
 import grpc
 
@@ -22,9 +22,9 @@ from penstock.journal.client.answers import Appended, Span
 from penstock.journal.client.connection import Metadata, NoTokens, Tls, Tokens
 from penstock.journal.client.errors import BrokerGoneError, TimedOutError
 from penstock.journal.client.halt import Halt
-from penstock.journal.client.homes import Answering, Begun, Homes
+from penstock.journal.client.homes import Begun, Homes
 from penstock.journal.client.requests import APPEND_CHUNK
-from penstock.journal.client.stubs import Stubs
+from penstock.journal.client.stubs import Answering, Stubs
 from penstock.journal.protocol import (
     AppendRequest,
     AppendResponse,
@@ -55,10 +55,19 @@ Spans: TypeAlias = list[Span]
 Journals: TypeAlias = list[ListResponse.Journal]
 
 
-Near: TypeAlias = Callable[[AppendRequest, Sequence[memoryview], float], AppendResponse]
-"""How a broker in this very process takes an append: its parameters, its content, and the time it may take."""
-
 A = TypeVar("A")
+
+
+class Near(Protocol):
+    """A broker in this very process."""
+
+    def append(self, first: AppendRequest, pieces: Sequence[memoryview], timeout: float) -> AppendResponse:
+        """How it takes an append: its parameters, its content, and the time it may take."""
+        ...
+
+    def shortened(self, far: Stubs) -> Stubs:
+        """The calls of a channel to it, with a shorter way for those that have one."""
+        ...
 
 
 class _Authorized(TypedDict, total=False):
@@ -74,12 +83,12 @@ class Client:
     def __init__(
         self, address: str, *, tls: Tls | None = None, tokens: Tokens | None = None, near: Near | None = None
     ) -> None:
-        """`near` makes the appends, if the broker is in this process (`penstock.journal.near`)."""
+        """`near` is the broker, if it is in this process (`penstock.journal.near`)."""
         self.address = address
         self._near = near
         self.tls = tls
         self.tokens: Tokens = tokens or NoTokens()
-        self._homes = Homes(address, tls)
+        self._homes = Homes(address, tls, near.shortened if near is not None else None)
         self._takes_whole = True
 
     def __repr__(self) -> str:
@@ -114,7 +123,7 @@ class Client:
         first = requests.append(journal, check, union, subtract, offset, suspend)
         pieces = requests.pieces_of(content)
         if self._near is not None:
-            response = self._near(first, pieces, timeout)
+            response = self._near.append(first, pieces, timeout)
         else:
             response = self._homes.asked(
                 lambda calls: self._append(calls, first, pieces, timeout), changes=True
