@@ -91,6 +91,10 @@ def test_questions_are_answered_as_over_the_socket(client: Client, near: Client)
         lambda of: of.locate(JOURNAL, 0, 7),
         lambda of: of.heads(),
         lambda of: list(of.read(JOURNAL, 0)),
+        lambda of: list(of.read(JOURNAL, 2, 5)),
+        lambda of: of.read_bytes(JOURNAL, 0, 7),
+        lambda of: of.read_bytes(JOURNAL, 4, 99),
+        lambda of: of.read_bytes(JOURNAL, 7, 9),
         lambda of: of.wait(JOURNAL, 3, 5.0),
         lambda of: next(of.watch(timeout=30)),
     ):
@@ -104,6 +108,7 @@ def test_questions_are_answered_as_over_the_socket(client: Client, near: Client)
         lambda of: of.begin("none"),
         lambda of: of.locate("none", 0, 1),
         lambda of: of.metadata(JOURNAL, -7),
+        lambda of: of.read_bytes("none", 0, 1),
         lambda of: of.head("not a name/"),
         lambda of: list(of.fragments("not a name/")),
     ],
@@ -117,6 +122,18 @@ def test_questions_are_refused_in_the_same_words(
             ask(one)
         told.append((type(error.value), error.value.message))
     assert told[0] == told[1]
+
+
+def test_bytes_that_are_gone_are_missed_likewise(client: Client, near: Client) -> None:
+    near.append(JOURNAL, b"gone")
+    near.roll(JOURNAL)
+    near.append(JOURNAL, b"there")
+    near.trim(JOURNAL, 4)
+    assert near.begin(JOURNAL) == client.begin(JOURNAL) == 4
+    assert list(near.read(JOURNAL, 0, 9)) == list(client.read(JOURNAL, 0, 9)) == [(4, b"there")]
+    for one in (client, near):
+        with pytest.raises(PenstockError, match="gone"):
+            one.read_bytes(JOURNAL, 0, 9)
 
 
 def test_questions_need_no_socket_and_are_counted(broker: EmbeddedBroker, near: Client) -> None:

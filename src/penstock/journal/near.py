@@ -30,6 +30,8 @@ from penstock.journal.wholes import Pieces, Wholes
 from penstock.journal.wire import leaves_doubt
 
 _LOOK = 0.5
+_SMALL = 1 << 20
+"""Bytes that one may have at once; more comes over the socket, as fast as it is taken."""
 _APPEND = "Append"
 _APPENDS = "Appends"
 
@@ -100,7 +102,7 @@ class NearBroker:
 
 
 class _NearStubs(Stubs):
-    """Lists that are no watches, what a read would begin with now, fragments, and where bytes are."""
+    """Lists that are no watches, reads of a little, fragments, and where bytes are."""
 
     def __init__(self, far: Stubs, near: NearBroker, broker: Broker) -> None:
         vars(self).update(vars(far))
@@ -108,8 +110,7 @@ class _NearStubs(Stubs):
         self.list_fragments = self._one("ListFragments", broker.list_fragments)
         self.locate = self._one("Locate", broker.locate)
         self.list = self._many("List", broker.list, far.list, lambda request: not request.watch)
-        at_once: Callable[[ReadRequest], bool] = lambda request: request.metadata_only and not request.block  # noqa: E731
-        self.read = self._many("Read", broker.read, far.read, at_once)
+        self.read = self._many("Read", broker.read, far.read, _is_small)
 
     def _one(self, operation: str, method: Callable[[Q, Claims], Awaitable[A]]) -> One[Q, A]:
         def call(request: Q, /, timeout: float | None = None, metadata: Metadata | None = None) -> A:
@@ -134,6 +135,10 @@ class _NearStubs(Stubs):
             return _Answers(self._near.result(operation, lambda: _all(method(request, EVERYTHING)), timeout))
 
         return call
+
+
+def _is_small(request: ReadRequest) -> bool:
+    return not request.block and (request.metadata_only or 0 < request.end_offset - request.offset <= _SMALL)
 
 
 async def _all(answers: AsyncIterator[A]) -> list[A]:
