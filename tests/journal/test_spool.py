@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import random
 from dataclasses import replace
 
 import pytest
@@ -13,7 +15,7 @@ from penstock.base.disk import Buffer
 from penstock.journal.fragment import ZERO_SUM, Codec, Fragment
 from penstock.journal.labels import label_set
 from penstock.journal.protocol import LabelSet
-from penstock.journal.spool import ContentGapError, Outcome, Spool, empty_fragment
+from penstock.journal.spool import _PIECE, ContentGapError, Outcome, Spool, empty_fragment
 
 
 class Memory:
@@ -49,6 +51,41 @@ def test_content_commits_by_the_fragment_that_covers_it() -> None:
     assert spool.fragment == proposal
     assert spool.registers == label_set({"AA": "11"})
     assert bytes(memory.content) == b"foobar"
+
+
+@pytest.mark.parametrize("size", [_PIECE - 1, _PIECE, _PIECE + 1, 3 * _PIECE, 3 * _PIECE + 5])
+def test_a_large_chunk_is_written_and_summed_as_one(size: int) -> None:
+    spool, memory = a_spool()
+    content = random.Random(size).randbytes(size)
+    spool.content(b"before", 0)
+    spool.content(content, 6)
+    spool.commit(LabelSet())
+    assert bytes(memory.content) == b"before" + content
+    assert spool.fragment.sum == hashlib.sha1(b"before" + content).digest()
+
+
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_a_chunk_that_its_storage_fails_in_is_no_part_of_the_spool(written: int) -> None:
+    """Also if some of it was written: what comes next is written over that."""
+    spool, memory = a_spool()
+    spool.content(b"kept", 0)
+    write, left = memory.write, [written]
+
+    def failing(content: Buffer, position: int) -> None:
+        if not left[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        left[0] -= 1
+        write(content, position)
+
+    memory.write = failing  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="No space"):
+        spool.content(bytes(3 * _PIECE), 4)
+    assert spool.delta == 4
+    memory.write = write  # type: ignore[method-assign]
+    spool.content(b" and more", 4)
+    spool.commit(LabelSet())
+    assert bytes(memory.content[:13]) == b"kept and more"
+    assert spool.fragment.sum == hashlib.sha1(b"kept and more").digest()
 
 
 def test_a_repeated_fragment_rolls_back_and_its_bytes_are_written_over() -> None:

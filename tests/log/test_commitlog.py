@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from penstock.base.errors import CorruptError, UsageError
@@ -21,9 +22,10 @@ from penstock.log import commitlog, offsets, positions, walking
 from penstock.log import record as rec
 from penstock.log.commitlog import CommitLog, LogReader, MessageTooLargeError, log_journal
 from penstock.log.journals import extent
-from penstock.log.message import MAX_MESSAGE_BYTES, Message, Mode, Op
+from penstock.log.message import MAX_MESSAGE_BYTES, ByteOffset, Message, Mode, Op
 from penstock.log.offsets import Commit, OffsetLog
 from penstock.log.ownership import FencedError
+from penstock.log.packing import Packed, pack
 from penstock.log.positions import LogCache, LogPoint
 from penstock.log.record import Record
 from penstock.log.schema import Field, Kind, LatestSchemas, Schema, Told
@@ -43,6 +45,11 @@ def a_log(client: Client, tmp_path: Path, segment: int = 1 << 20) -> CommitLog:
 
 def some(count: int, ns: str = "orders", size: int = 10) -> list[Message]:
     return [Message(ns, b'{"n":%d,"pad":"%s"}' % (i, b"x" * size), ts=NOW + i) for i in range(count)]
+
+
+def rows_of(ns: str, count: int, size: int, mode: Mode = Mode.COPY) -> Packed:
+    data = pa.array(['{"pad":"' + size * "x" + '"}'] * count, pa.string())
+    return pack(ns, data, ts=NOW, mode=mode)
 
 
 def test_messages_get_consecutive_offsets_from_zero(client: Client, tmp_path: Path) -> None:
@@ -159,6 +166,46 @@ def test_points_are_places_between_records(long_log: CommitLog) -> None:
     onwards = long_log.reader.points(middle, long_log.point.byte)
     assert onwards[0] == middle
     assert onwards[-1] == long_log.point
+
+
+def test_the_index_knows_places_within_an_append_that_may_be_cut(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commitlog, "GRANULE", 500)
+    log = a_log(client, tmp_path)
+    parts = [rows_of("a", 10, 20), rows_of("b", 1, 5), rows_of("a", 30, 20), rows_of("b", 10, 90)]
+    log.append(some(3), {"a": {"i": 1}}, ["b"], NOW, {}, parts)
+    entries = LogCache(tmp_path / "index", log.journal).entries()
+    places = set(walking.borders(log.reader.client, log.journal, ByteOffset(0), log.point.byte))
+    assert set(entries) <= places | {log.point}
+    assert [point.offset for point in entries] == [13, 44, 54], "behind each part, where it is far enough"
+    assert log.reader.points(LogPoint(*positions.ORIGIN), log.point.byte)[1:] == [*entries, log.point]
+
+
+def test_the_index_knows_no_place_within_a_unit(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commitlog, "GRANULE", 100)
+    log = a_log(client, tmp_path)
+    changes = [rows_of("a", 10, 20, Mode.SYNC), rows_of("b", 10, 20, Mode.SYNC)]
+    log.append((), {}, [], NOW, {}, changes, more=True)
+    log.append((), {}, [], NOW, {}, changes, more=True)
+    assert LogCache(tmp_path / "index", log.journal).entries() == []
+    log.append((), {}, [], NOW, {}, changes)
+    assert LogCache(tmp_path / "index", log.journal).entries() == [log.point]
+
+
+def test_packed_rows_may_be_numbered_before_their_append(client: Client, tmp_path: Path) -> None:
+    log = a_log(client, tmp_path)
+    first = log.number([rows_of("a", 2, 5), rows_of("a", 0, 0), rows_of("b", 3, 5)], 3)
+    assert [(rows.ns, rows.first, len(rows)) for rows in first] == [("a", 3, 2), ("b", 5, 3)]
+    second = log.number([rows_of("a", 2, 5)], 8)
+    with pytest.raises(ValueError, match="numbered from 8 on where 0 comes next"):
+        log.append((), {}, [], NOW, {}, second)
+    assert log.point == positions.ORIGIN._replace(byte=log.point.byte), "nothing of it is in the log"
+    log.append(some(3), {}, [], NOW, {}, first)
+    log.append((), {}, [], NOW, {}, second)
+    assert [record.offset for record in log.reader.show(0, 99)] == list(range(10))
 
 
 @pytest.mark.parametrize("damage", ["missing", "torn", "garbage", "no text", "of another log", "ahead"])

@@ -8,7 +8,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.cli.journaling import until
 from tests.journal.brokers import HookedDisk
@@ -21,6 +23,7 @@ from penstock.log import deadletters
 from penstock.log.commitlog import CommitLog, MessageTooLargeError
 from penstock.log.deadletters import DeadLetters, Misfit
 from penstock.log.message import MAX_MESSAGE_BYTES, Message, Mode, Resume
+from penstock.log.packing import pack
 from penstock.log.positions import LogPoint
 from penstock.pipeline.ingest import Ingest
 from penstock.pipeline.namespace import Namespace
@@ -160,6 +163,70 @@ def test_a_source_never_hears_of_what_the_log_does_not_have(client: Client, tmp_
     assert isinstance(ingest.error, MessageTooLargeError)
     assert [dict(b.positions) for b in source.heard] == [{"a": {"n": 1}}]
     assert log.resume()["a"].position == {"n": 1}
+
+
+def packed(n: int, count: int = 1, size: int = 10) -> Batch:
+    texts = [b'{"n":%d,"x":"%s"}' % (n + i, b"x" * size) for i in range(count)]
+    return Batch(packed=[pack("a", pa.array(texts), ts=NOW)], positions={"a": {"n": n + count}})
+
+
+def test_rows_of_a_copy_wait_for_the_disk_together_and_the_source_hears_of_each(
+    tmp_path: Path,
+) -> None:
+    """A kill between two appends costs nothing: what is in the log says where to go on."""
+    given, slow, syncs = threading.Event(), threading.Event(), threading.Event()
+
+    def before(asked: str, path: Path) -> None:
+        if asked == "sync" and slow.is_set():
+            syncs.set()
+            assert given.wait(20)
+
+    def reading(self: Scripted, resume: Mapping[str, Resume], stop: threading.Event) -> Iterator[Batch]:
+        slow.set()
+        for n in range(0, 40, 2):
+            yield packed(n, 2)
+            assert syncs.wait(20)
+        given.set()
+
+    with (
+        EmbeddedBroker(tmp_path / "data", disk=HookedDisk(before)) as broker,
+        broker.client() as client,
+    ):
+        log = a_log(client, tmp_path)
+        appends: list[int] = []
+        append = log.append
+
+        def counted(*args: Any, **more: Any) -> LogPoint:
+            appends.append(1)
+            return append(*args, **more)
+
+        log.append = counted  # type: ignore[method-assign]
+        source = Scripted(reading)
+        ingest = ended(Ingest(source, Namespace(".*"), log, lambda: None))
+        assert (ingest.error, ingest.read) == (None, 40)
+        assert len(appends) == 2, "one while the disk was slow, and all that waited"
+        assert [dict(b.positions) for b in source.heard] == [{"a": {"n": n + 2}} for n in range(0, 40, 2)]
+        assert [record.offset for record in log.reader.show(0, 99)] == list(range(40))
+        assert log.resume()["a"].position == {"n": 40}
+        assert a_log(client, tmp_path).resume() == log.resume()
+
+
+def test_packed_rows_too_large_for_the_log_end_it_behind_those_before_them(
+    client: Client, tmp_path: Path
+) -> None:
+    log = CommitLog(client, "p", tmp_path / "index", None, NOW, max_message_bytes=100)
+
+    def reading(self: Scripted, resume: Mapping[str, Resume], stop: threading.Event) -> Iterator[Batch]:
+        yield packed(0)
+        yield packed(1)
+        yield packed(2, size=200)
+        yield packed(3)
+
+    source = Scripted(reading)
+    ingest = ended(Ingest(source, Namespace(".*"), log, lambda: None))
+    assert isinstance(ingest.error, MessageTooLargeError)
+    assert log.resume()["a"].position == {"n": 2}
+    assert len(source.heard) == 2
 
 
 def test_a_source_does_not_hear_of_an_append_that_the_broker_never_answered(tmp_path: Path) -> None:

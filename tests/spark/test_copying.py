@@ -77,7 +77,7 @@ def test_the_rows_of_a_chunk_are_those_that_were_read_and_can_be_numbered_where_
     copying.read_range(Range(3), tmp_path / "chunk").check()
     read, found = list(Range(3).read()), list(copying.read_chunk(tmp_path / "chunk"))
     assert texts(found) == texts(read)
-    assert all(numbered(rows, 0, 1000) is rows.content for rows in found)
+    assert all(numbered(rows, 0, 1000).content is rows.content for rows in found)
 
 
 class TestInThreads:

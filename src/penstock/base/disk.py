@@ -28,6 +28,7 @@ from types import TracebackType
 Buffer = bytes | bytearray | memoryview
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_WRITE_OUT = 4 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -64,14 +65,17 @@ class DiskFile:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def copy_from(self, source: Path, position: int) -> int:
-        """Copy the whole of `source` to `position`, inside the kernel; returns its size."""
+        """Copy the whole of `source` to `position`, inside the kernel; returns its size. What is there goes to the disk
+        while the rest is copied."""
         with open(source, "rb", buffering=0) as file:
             size, done = os.fstat(file.fileno()).st_size, 0
             with contextlib.suppress(OSError):  # file systems that cannot: copied by hand below
                 while done < size:
-                    copied = os.copy_file_range(file.fileno(), self._fd, size - done, done, position + done)
+                    wanted = min(size - done, _WRITE_OUT)
+                    copied = os.copy_file_range(file.fileno(), self._fd, wanted, done, position + done)
                     if not copied:
                         break
+                    self.start_writing_out(position + done, copied)
                     done += copied
             file.seek(done)
             while chunk := file.read(1 << 20):

@@ -14,6 +14,7 @@ Nothing here waits, syncs, or knows a clock. Durability is the caller's (`replic
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from enum import Enum, auto
 from typing import Protocol
 
@@ -21,6 +22,8 @@ from penstock.base.disk import Buffer
 from penstock.base.errors import PenstockError
 from penstock.journal.fragment import MAX_OFFSET, ZERO_SUM, Codec, Fragment
 from penstock.journal.protocol import LabelSet
+
+_PIECE = 256 << 10
 
 
 class SpoolStorage(Protocol):
@@ -95,8 +98,12 @@ class Spool:
         if len(chunk) > MAX_OFFSET - self.fragment.end - self.delta:
             raise NoMoreOffsetsError(f"{self.fragment.journal}: content beyond the last offset there is")
         assert self._running is not None
-        self._storage.write(chunk, self.fragment.end - self.fragment.begin + self.delta)
-        self._running.update(chunk)
+        running, position = self._running.copy(), self.fragment.end - self.fragment.begin + self.delta
+        for piece in _pieces(chunk):
+            running.update(piece)
+            self._storage.write(piece, position)
+            position += len(piece)
+        self._running = running
         self.delta += len(chunk)
 
     def next(self) -> Fragment:
@@ -156,6 +163,16 @@ class Spool:
         if self._adopted is not None:
             self._running = self._adopted.copy()
         self.delta = 0
+
+
+def _pieces(chunk: Buffer) -> Iterator[Buffer]:
+    """The chunk, a little at a time: what has just gone through the sum is near the processor when it is written."""
+    if len(chunk) <= _PIECE:
+        yield chunk
+        return
+    view = memoryview(chunk)
+    for begin in range(0, len(view), _PIECE):
+        yield view[begin : begin + _PIECE]
 
 
 def empty_fragment(journal: str, offset: int, codec: Codec) -> Fragment:

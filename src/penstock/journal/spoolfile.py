@@ -50,7 +50,7 @@ from penstock.journal.spoolrecord import (
 )
 from penstock.journal.stores import LocalSpan
 
-WRITE_OUT = 8 << 20
+WRITE_OUT = 2 << 20
 """A large append is written out in the background every so many bytes, so that its commit has little left to sync."""
 
 WORTH_SETTLING = 8 << 20

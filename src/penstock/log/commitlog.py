@@ -37,6 +37,7 @@ from penstock.log.message import (
     MAX_MESSAGE_BYTES,
     ByteOffset,
     Message,
+    MessageOffset,
     MessageTooLargeError,
     Mode,
     NotTextError,
@@ -45,7 +46,7 @@ from penstock.log.message import (
     Resume,
 )
 from penstock.log.ownership import Ownership
-from penstock.log.packing import Packed, numbered
+from penstock.log.packing import Numbered, Packed, numbered
 from penstock.log.positions import GRANULE, LastMessage, LogCache, LogPoint, LogState
 from penstock.log.reader import LogReader
 from penstock.log.record import Record
@@ -143,7 +144,7 @@ class CommitLog:
         completed: Sequence[str],
         now: int,
         schemas: Mapping[str, Schema] | None = None,
-        packed: Sequence[Packed] = (),
+        packed: Sequence[Packed | Numbered] = (),
         *,
         more: bool = False,
     ) -> LogPoint:
@@ -154,7 +155,7 @@ class CommitLog:
         packed, or there is none, into a record of its own. `more` leaves the log open: what follows belongs to it.
         """
         opening = self._schema_records(schemas or {}, now)
-        packed = [rows for rows in packed if len(rows)]
+        packed = self._in_order(packed, len(messages))
         closes = self.is_open and not more
         if not (messages or packed or positions or completed or opening or closes):
             return self.point
@@ -179,8 +180,33 @@ class CommitLog:
         if mark is not None:
             self._state.mark(mark, before.byte)
         self._state.byte = end
-        self._index(self.point if was_open else before)
+        if not self.is_open:
+            inner = [] if mark is not None else _borders(before, content, len(messages), packed)
+            self._index([*([] if was_open else [before]), *inner, self.point])
         return self.point
+
+    def number(self, packed: Sequence[Packed], first: int) -> list[Numbered]:
+        """Give records the offsets from `first` on, ahead of the append that they come with; refuses what is too large.
+
+        May be called beside `append`, by whoever knows what is appended before them.
+        """
+        rows = []
+        for one in packed:
+            if len(one):
+                rows.append(numbered(one, first, self._max_message_bytes))
+                first += len(one)
+        return rows
+
+    def _in_order(self, packed: Sequence[Packed | Numbered], messages: int) -> list[Numbered]:
+        """Packed records behind so many messages, all of them numbered; those that are already must fit there."""
+        rows: list[Numbered] = []
+        upcoming = self._state.next + messages
+        for one in packed:
+            rows += [one] if isinstance(one, Numbered) else self.number([one], upcoming)
+            if rows and rows[-1].first + len(rows[-1]) != upcoming + len(one):
+                raise ValueError(f"records numbered from {rows[-1].first} on where {upcoming} comes next")
+            upcoming += len(one)
+        return rows
 
     def _mark(
         self, content: Sequence[Buffer], last: Mapping[str, LastMessage], count: int, *, more: bool
@@ -191,7 +217,7 @@ class CommitLog:
             return None
         return Mark(self._state.next, sum(map(len, content)), more)
 
-    def _last(self, messages: Sequence[Message], packed: Sequence[Packed]) -> dict[str, LastMessage]:
+    def _last(self, messages: Sequence[Message], packed: Sequence[Numbered]) -> dict[str, LastMessage]:
         """Of each namespace the last message of a batch."""
         places = {message.ns: i for i, message in enumerate(messages)}
         last = {ns: LastMessage(i, messages[i].mode) for ns, i in places.items()}
@@ -206,28 +232,23 @@ class CommitLog:
         opening: Sequence[Record],
         messages: Sequence[Message],
         extras: Mapping[int, dict[str, object]],
-        packed: Sequence[Packed],
+        packed: Sequence[Numbered],
         closing: Sequence[Record],
     ) -> list[Buffer]:
         """The bytes of an append; refuses what is too large, and what nobody could read."""
         self._refuse_large(messages)
         _refuse_binary(messages)
-        upcoming = self._state.next
         try:
-            content: list[Buffer] = [
+            return [
                 b"".join(map(rec.encode, opening)),
-                rec.encode_messages(messages, upcoming, extras),
+                rec.encode_messages(messages, self._state.next, extras),
+                *(rows.content for rows in packed),
+                b"".join(map(rec.encode, closing)),
             ]
-            upcoming += len(messages)
-            for rows in packed:
-                content.append(numbered(rows, upcoming, self._max_message_bytes))
-                upcoming += len(rows)
-            content.append(b"".join(map(rec.encode, closing)))
         except rec.RecordTooLargeError as error:
             raise MessageTooLargeError(
                 error.message, hint="leave the row or field out at the source"
             ) from None
-        return content
 
     def renew(self, now: int) -> LogPoint:
         """After an append that may have landed: claim the log anew, then find its end, which is returned."""
@@ -311,18 +332,19 @@ class CommitLog:
         known = self._state.namespaces.get(ns)
         return Mode(known.mode) if known else Mode.COPY
 
-    def _index(self, before: LogPoint) -> None:
-        """Note where this append began, about once a granule; and the fold with it.
-
-        Batches end at such points, so none lies within a unit.
-        """
-        if self._state.byte - self._indexed < GRANULE or self.is_open:
+    def _index(self, points: Sequence[LogPoint]) -> None:
+        """Note the places at which the log may be cut, in their order, about one a granule; and the fold with them."""
+        chosen: list[LogPoint] = []
+        for point in points:
+            if point.byte - self._indexed >= GRANULE:
+                chosen.append(point)
+                self._indexed = point.byte
+        if not chosen:
             return
-        self._cache.add([before] if before.byte > self._indexed else [self.point])
-        self._indexed = self._state.byte
-        if self._indexed - self._saved >= _SNAPSHOT_SHARE * self._cache.saved_bytes:
+        self._cache.add(chosen)
+        if self._state.byte - self._saved >= _SNAPSHOT_SHARE * self._cache.saved_bytes:
             self._cache.save(self._state)
-            self._saved = self._indexed
+            self._saved = self._state.byte
 
     def _recover(self) -> LogState:
         """Find the end. A cache that the log does not bear out is dropped and made anew."""
@@ -358,6 +380,18 @@ class CommitLog:
         if segment_bytes is not None:
             resize(client, self.journal, segment_bytes)
         return found[ID_LABEL]
+
+
+def _borders(
+    begin: LogPoint, content: Sequence[Buffer], messages: int, packed: Sequence[Numbered]
+) -> list[LogPoint]:
+    """The places in an append behind each part of it that was `packed`."""
+    offset, byte = begin.offset + messages, begin.byte + len(content[0]) + len(content[1])
+    borders = []
+    for rows, part in zip(packed, content[2:], strict=False):  # records that close the append follow
+        offset, byte = offset + len(rows), byte + len(part)
+        borders.append(LogPoint(MessageOffset(offset), ByteOffset(byte)))
+    return borders
 
 
 def _refuse_binary(messages: Sequence[Message]) -> None:

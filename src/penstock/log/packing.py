@@ -1,9 +1,9 @@
 """Messages that come as columns, laid out for the log without an object for each of them.
 
 A `Packed` holds finished records (`record.py`) whose offsets are blank: the owner of the log writes those in with one
-stroke of numpy and appends the bytes as they are. Whoever reads a lot at once (a file, a table, an object) packs a few
-thousand rows at a time, in any process. The records are, byte for byte, those that `encode_messages` gives for the same
-messages.
+stroke of numpy, which makes them `Numbered`, and appends the bytes as they are. Whoever reads a lot at once (a file, a
+table, an object) packs a few thousand rows at a time, in any process. The records are, byte for byte, those that
+`encode_messages` gives for the same messages.
 """
 
 from __future__ import annotations
@@ -40,6 +40,20 @@ class Packed:
     def last_mode(self) -> Mode:
         """The mode of the last record; there must be one."""
         return Mode(self.content[int(self.starts[-1]) + _ATTRIBUTES_AT] & rec.MODE_MASK)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Numbered:
+    """Packed records that have their offsets, from `first` on. There is at least one."""
+
+    ns: str
+    content: bytearray
+    first: int
+    count: int
+    last_mode: Mode
+
+    def __len__(self) -> int:
+        return self.count
 
 
 def pack(
@@ -151,8 +165,8 @@ def _headers(key: pa.Array, headed: npt.NDArray[np.bool_], length: Numbers) -> p
     return _slices(header, headed * rec.HEADER.size)
 
 
-def numbered(packed: Packed, first: int, max_bytes: int) -> bytearray:
-    """The bytes of these records with offsets from `first` on; refuses what would not read, or is too large.
+def numbered(packed: Packed, first: int, max_bytes: int) -> Numbered:
+    """These records with offsets from `first` on; refuses what would not read, or is too large.
 
     They are written into the content itself where that can be.
     """
@@ -174,7 +188,7 @@ def numbered(packed: Packed, first: int, max_bytes: int) -> bytearray:
     _refuse_large(packed.ns, length, max_bytes)
     u64 = np.ndarray((len(content) - 7,), ">u8", content, strides=(1,))
     u64[starts] = np.arange(first, first + len(starts), dtype=np.uint64)
-    return content
+    return Numbered(packed.ns, content, first, len(starts), packed.last_mode)
 
 
 def _check(packed: Packed, u32: npt.NDArray[np.uint32]) -> None:

@@ -365,8 +365,3 @@ def last_at_or_before(points: list[LogPoint], offset: int) -> LogPoint | None:
     """The last point whose next message is not past `offset`."""
     at = bisect_right(points, offset, key=lambda point: point.offset)
     return points[at - 1] if at else None
-
-
-def last_byte_at_or_before(points: list[LogPoint], byte: int) -> LogPoint | None:
-    at = bisect_right(points, byte, key=lambda point: point.byte)
-    return points[at - 1] if at else None

@@ -7,6 +7,7 @@ does, so a compaction that was interrupted between the two changes nothing for a
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import NamedTuple
@@ -23,7 +24,6 @@ from penstock.log.positions import (
     LogState,
     Positions,
     last_at_or_before,
-    last_byte_at_or_before,
 )
 from penstock.log.record import Record
 from penstock.log.walking import walk
@@ -292,12 +292,14 @@ class LogReader:
         return state
 
     def _trusted_entries(self, head: int) -> list[LogPoint]:
-        """The index if its last usable entry is borne out by the log: entries are only ever appended."""
+        """The index if its last usable entry is borne out by the log: entries are only ever appended.
+
+        One at the very end shows nothing yet; that before it has to do, if there is one.
+        """
         points = self._cache.entries() if self._cache else []
-        last = last_byte_at_or_before(points, head)
-        if last is None or not self._is_point(last, head):
-            return []
-        return points[: points.index(last) + 1]
+        usable = points[: bisect_right(points, head, key=lambda point: point.byte)]
+        shown = usable[:-1] if len(usable) > 1 and usable[-1].byte == head else usable
+        return usable if shown and self._is_point(shown[-1], head) else []
 
     def _is_point(self, point: LogPoint, head: int) -> bool:
         """Whether the next message from this byte on has this offset."""

@@ -1,7 +1,7 @@
 """Ingest: the source's batches into the commit log, in a thread of its own.
 
-The source runs ahead of the log by one batch at most: while one is being made durable, the next is read. What
-the source hears back at the next start is in the log with the messages it covers, so a crash between the two
+The source runs ahead of the log by little (`readahead.py`): while one batch is being made durable, the next is read.
+What the source hears back at the next start is in the log with the messages it covers, so a crash between the two
 threads costs nothing but the work. Once a batch is durable the source is told, in the thread that made it so; a batch
 that was in doubt and has landed after all it learns of by its positions, when it is read again.
 
@@ -16,9 +16,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 
-from penstock.adaptors.base import Bad, Batch, Source
+from penstock.adaptors.base import Bad, Source
 from penstock.base.errors import AwayError, PenstockError
 from penstock.journal.client import BrokerGoneError, TimedOutError
 from penstock.log.commitlog import CommitLog
@@ -27,6 +26,7 @@ from penstock.log.positions import LogPoint
 from penstock.pipeline.clock import now_us
 from penstock.pipeline.errortext import first_line, out_of_room
 from penstock.pipeline.namespace import Namespace
+from penstock.pipeline.readahead import Given, ReadAhead, together
 
 log = logging.getLogger(__name__)
 
@@ -175,26 +175,22 @@ class Ingest:
         if self._doubtful:
             self._end = self._log.renew(now_us())
             self._doubtful, self.away = False, None
-        pending: Future[None] | None = None
         halt = self._halt = threading.Event()
         if self._stop.is_set():
             halt.set()
-        with ThreadPoolExecutor(1, thread_name_prefix="append") as appender:
-            try:
-                if not self._may_read():
-                    return
-                for batch in self._source.read(self._namespace.matches, self._log.resume(), halt):
-                    self.away = None
-                    if pending is not None:
-                        pending.result()
-                    pending = appender.submit(self._append, batch)
-                    # A source that waits for more would not hear of it before there is more.
-                    pending.add_done_callback(lambda done: halt.set() if done.exception() else None)
-                    if halt.is_set() or not self._may_read():
-                        break
-            finally:  # what a source gave before it failed counts
-                if pending is not None:
-                    pending.result()
+        # A source that waits for more would not hear of a failure before there is more.
+        with ReadAhead(self._append, failed=halt.set) as ahead:
+            if not self._may_read():
+                return
+            upcoming: int = self._log.point.offset
+            for batch in self._source.read(self._namespace.matches, self._log.resume(), halt):
+                self.away = None
+                # Here, since they have just been laid out: in the thread that appends they are far from the processor.
+                rows = self._log.number(batch.packed, upcoming + len(batch.messages))
+                upcoming += len(batch.messages) + sum(map(len, rows))
+                ahead.give(Given(batch, rows))
+                if halt.is_set() or not self._may_read():
+                    break
         if not halt.is_set() and self._log.is_open:
             raise PenstockError(
                 "the source ended within a transaction, which no sink gets before the rest of it is in the log"
@@ -212,8 +208,9 @@ class Ingest:
         self.paused = None
         return True
 
-    def _append(self, batch: Batch) -> None:
-        """Make a batch durable: first what is bad in it, which its positions pass over, then the rest."""
+    def _append(self, given: Sequence[Given]) -> None:
+        """Make it durable, as one batch: first what is bad in it, which its positions pass over, then the rest."""
+        batch, rows = together(given)
         if batch.bad:
             self.bad += self._keep_bad(batch.bad)
         now, before = now_us(), self.read
@@ -223,9 +220,10 @@ class Ingest:
             batch.completed,
             now,
             batch.schemas,
-            batch.packed,
+            rows,
             more=batch.more,
         )
         if self.read and not before:
             self._tell()
-        self._source.logged(batch)
+        for one in given:
+            self._source.logged(one.batch)

@@ -30,7 +30,7 @@ Place = dict[str, int]
 
 MUCH = 4 << 20
 """Bytes that show that a journal is being filled rather than fed."""
-ENOUGH = 32 << 20
+ENOUGH = 64 << 20
 """Bytes of a batch that nobody waits for more of: what more saves is less than what its tasks could do meanwhile."""
 REST = 0.15
 """Seconds after which one looks whether it still is."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Last = Literal["wait", "leave", "take"]
 """A last line without a newline: wait for the rest; take it unless it is bad, then leave it; take it, bad or not."""
 
-BLOCK = 4 << 20
+BLOCK = 2 << 20
 MOST_LINES = 50_000
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
