@@ -26,7 +26,7 @@ let failures = 0, target = address;
 
 function connect() {
   const [host, port] = [target.slice(0, target.lastIndexOf(':')), Number(target.slice(target.lastIndexOf(':') + 1))];
-  let credits = 0, next = null, ended = false, finished = false, input = Buffer.alloc(0);
+  let credits = 0, next = null, durable = 0n, ended = false, finished = false, input = Buffer.alloc(0);
   const socket = net.connect(port, host, () => {
     socket.setKeepAlive(true, 30000); // a worker whose machine is gone says nothing
     socket.write(frame(0, short('0.0.1'), short(cookie), short('source.js'), short(instance)));
@@ -39,7 +39,8 @@ function connect() {
     for (; credits > 0 && next <= count; credits -= 1, next += 1n) {
       batch.push(frame(5, u64(stream), u64(next), u64(0n), u16(0), Buffer.from(String(next))));
     }
-    if (next > count) { batch.push(frame(8, u64(stream))); ended = true; }
+    // Only once all is durable: an ACK of the last id that comes later is that of the end.
+    if (durable >= count) { batch.push(frame(8, u64(stream))); ended = true; }
     if (batch.length) socket.write(Buffer.concat(batch));
   }
 
@@ -49,16 +50,16 @@ function connect() {
       notify();
     } else if (tag === 4 && body[0] === 1) { // NOTIFY_ACK: go on behind the last id that is durable
       const point = body.readBigUInt64BE(9);
-      next = point === NOTHING_SEEN ? 1n : point + 1n;
+      durable = point === NOTHING_SEEN ? 0n : point;
+      next = durable + 1n;
       pump();
     } else if (tag === 6) { // ACK
       failures = 0;
       credits += body.readUInt32BE(0);
       for (let i = 0, at = 8; i < body.readUInt32BE(4); i += 1, at += 16) {
-        if (ended && body.readBigUInt64BE(at) === stream && body.readBigUInt64BE(at + 8) === count) {
-          finished = true;
-          socket.end();
-        }
+        if (body.readBigUInt64BE(at) !== stream) continue;
+        if (ended) { finished = true; socket.end(); }
+        durable = body.readBigUInt64BE(at + 8);
       }
       if (next === null && credits > 0) notify(); // it was refused: somebody else had the stream
       pump();

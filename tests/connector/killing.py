@@ -1,7 +1,7 @@
 """A broker, a worker and a connector as processes of their own, to be killed; and what the journal must hold then.
 
 The connector sends 1..n on each of ten streams. Whatever is killed is started again at once, as an operator or an
-init system would. At the end the journal holds each id once, in order.
+init system would. At the end the journal holds each id once, in order, and the end of each stream behind them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tests.connector.rig import frames_of, ids_of
 from tests.servers.ports import free_port
 
 from penstock.base import faults
+from penstock.connector import frames as fr
 from penstock.connector.partitions import partition_of_journal
 from penstock.connector.source import stream_id
 from penstock.journal.client import Client
@@ -153,13 +154,20 @@ class Processes:
 
     def ids(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
-        with connect(self.directory / "data") if self.embedded else Client(self.address) as client:
-            for name in [journal.spec.name for journal in client.list()]:
-                if partition_of_journal("connectors/load", name) is not None and (head := client.head(name)):
-                    some = ids_of(frames_of(client.read_bytes(name, 0, head)))
-                    assert not some.keys() & found.keys(), "a stream in two journals"
-                    found |= some
+        for frames in self.journals():
+            some = ids_of(frames)
+            assert not some.keys() & found.keys(), "a stream in two journals"
+            found |= some
         return found
+
+    def journals(self) -> list[list[fr.Message | fr.EosMessage]]:
+        """What each of them holds."""
+        with connect(self.directory / "data") if self.embedded else Client(self.address) as client:
+            names = [journal.spec.name for journal in client.list()]
+            ours = [name for name in names if partition_of_journal("connectors/load", name) is not None]
+            return [
+                frames_of(client.read_bytes(name, 0, head)) for name in ours if (head := client.head(name))
+            ]
 
     def finish(self) -> None:
         """Let it run to its end, and look at what is in the journal."""
@@ -176,6 +184,9 @@ class Processes:
         assert set(found) == {stream_id(f"s{n}") for n in range(STREAMS)}
         for stream, ids in found.items():
             assert ids == wanted, f"stream {stream}: {faults_of(ids, wanted)}"
+        last = [{f.stream: f for f in frames}.values() for frames in self.journals()]
+        ended = {frame.stream for frames in last for frame in frames if isinstance(frame, fr.EosMessage)}
+        assert ended == set(found), "a connector that has ended has left a stream open"
 
     def stop(self) -> None:
         for process in self.running.values():

@@ -65,7 +65,7 @@ class Rig:
         await raw.open(stream)
         return raw
 
-    async def frames(self, instance: str = "i", begin: int = 0) -> list[fr.Frame]:
+    async def frames(self, instance: str = "i", begin: int = 0) -> list[fr.Message | fr.EosMessage]:
         """What the journal holds of messages and ends, in order."""
         journal = f"connectors/{instance}"
         content = await self.client.read_bytes(journal, begin, await self.client.head(journal))
@@ -82,11 +82,10 @@ def feed(intake: Intake, data: bytes) -> None:
         data = data[taken:]
 
 
-def frames_of(content: bytes) -> list[fr.Frame]:
+def frames_of(content: bytes) -> list[fr.Message | fr.EosMessage]:
     payloads = Splitter(64 << 20).feed(content)
-    return [
-        fr.frame_of(payload) for payload in payloads if payload[0] in (fr.Tag.MESSAGE, fr.Tag.EOS_MESSAGE)
-    ]
+    frames = map(fr.frame_of, (one for one in payloads if one[0] in (fr.Tag.MESSAGE, fr.Tag.EOS_MESSAGE)))
+    return [frame for frame in frames if isinstance(frame, (fr.Message, fr.EosMessage))]
 
 
 def ids_of(frames: Sequence[fr.Frame]) -> dict[int, list[int]]:

@@ -1,6 +1,6 @@
 """`kill -9` of connector, worker, broker and each pair, under load with ten streams, at steps and at random moments.
 
-A few seeded rounds run with every `make test`; `make soak` runs twenty of each and asks that every step was met.
+A few seeded rounds run with every `make test`, each step among them; `make soak` runs twenty of each.
 """
 
 from __future__ import annotations
@@ -48,15 +48,9 @@ def killed(
 
 @pytest.mark.timeout(300)
 def test_whatever_is_killed_each_message_is_in_the_journal_once(tmp_path: Path) -> None:
-    rounds: list[tuple[str, ...] | str] = [
-        ("worker",),
-        ("broker",),
-        "connector-append",
-        ("connector", "worker"),
-        "connector-ack",
-    ]
+    rounds: list[tuple[str, ...] | str] = [("worker",), ("broker",), ("connector", "worker"), *STEPS]
     processes = killed(tmp_path, 1, rounds, count=1500)
-    assert processes.hit, "no kill met a step"
+    assert set(processes.hit) >= set(STEPS), processes.hit
 
 
 @pytest.mark.timeout(300)

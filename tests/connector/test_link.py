@@ -57,8 +57,9 @@ async def ending(*first: fr.Frame) -> AsyncIterator[str]:
                     answers.clear()
                 case fr.Notify(stream=stream):
                     await peer.send(fr.NotifyAck(True, stream, fr.NOTHING_SEEN))
-                case fr.Message(id=number):
+                case fr.Message(stream=stream, id=number):
                     last = number
+                    await peer.send(fr.Ack(1, ((stream, last),)))
                 case fr.EosMessage(stream=stream):
                     await peer.send(fr.Ack(0, ((stream, last),)))
         writer.close()

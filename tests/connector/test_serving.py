@@ -15,7 +15,7 @@ from tests.connector.rig import COOKIE, Raw, Rig, eventually, ids_of, rigged
 from penstock.base.errors import PenstockError
 from penstock.connector import frames as fr
 from penstock.connector.frames import NOTHING_SEEN
-from penstock.connector.instancelog import JournalLog
+from penstock.connector.instancelog import JournalLog, OnDurable
 from penstock.connector.instances import Instance
 from penstock.connector.serving import Peer
 from penstock.connector.settings import split
@@ -183,6 +183,64 @@ def test_a_refusal_of_the_log_leaves_no_trace_in_the_points_of_reference(
         again = await rig.peer(await rig.worker("next"))
         await again.ok()
         assert await again.open(7) == fr.NotifyAck(True, 7, NOTHING_SEEN)
+
+    rigged(tmp_path / "d", test)
+
+
+def test_the_last_id_is_not_acknowledged_between_an_end_and_its_place_in_the_log(tmp_path: Path) -> None:
+    """The peer would take that for the ACK of the end, and the worker might crash before it has one."""
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        peer = await rig.streaming(worker, 7)
+        await peer.send(fr.Message(7, 1))
+        await peer.acked(7, 1)
+        instance, (served,) = worker.instances["i"], worker.peers
+        held: list[OnDurable] = []
+        instance.ended = lambda stream, on_durable: held.append(on_durable)  # type: ignore[method-assign]
+        served._points[7] = 1  # as if it were durable now, its ACK still to be sent
+        await peer.send(fr.EosMessage(7))
+        await eventually(lambda: bool(held))
+        served._owe(5)
+        assert await peer.next() == fr.Ack(5, ())
+        held[0]()
+        assert await peer.next() == fr.Ack(0, ((7, 1),))
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_stream_that_is_asked_for_when_the_log_rolls_back_is_accepted_at_the_next_try_at_its_true_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        first, second = await rig.streaming(worker, 7), await rig.peer(worker)
+        await second.ok()
+        await first.send(fr.Message(7, 1))
+        await first.acked(7, 1)
+        instance, asked = worker.instances["i"], asyncio.Event()
+
+        async def never() -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        with (
+            monkeypatch.context() as held
+        ):  # what the first session sent is on its way when the second one asks
+            held.setattr(type(instance), "pending_bytes", property(lambda self: 1))
+            held.setattr(instance, "flush", never)
+            await first.close()
+            await eventually(lambda: len(worker.peers) == 1)
+            await second.send(fr.Notify(7, "s", 0))
+            await asked.wait()
+            worker.failed(instance, PenstockError("as if the claim were lost"))
+        assert await told(second) == fr.Restart(worker.me.address)
+        again = await rig.peer(worker)
+        await again.ok()
+        assert await again.open(7) == fr.NotifyAck(True, 7, 1)
+        await again.send(fr.Message(7, 1), fr.Message(7, 2))
+        await again.acked(7, 2)
+        assert ids_of(await rig.frames()) == {7: [1, 2]}
 
     rigged(tmp_path / "d", test)
 

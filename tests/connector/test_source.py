@@ -6,12 +6,13 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.connector.rig import COOKIE, Numbers, Rig, eventually, ids_of, rigged
+from tests.connector.rig import COOKIE, Numbers, Raw, Rig, eventually, ids_of, rigged
 
 from penstock.base.errors import UsageError
 from penstock.connector import frames as fr
@@ -45,7 +46,7 @@ def grown(worker: Worker, beyond: int, unless: asyncio.Task[None] | None = None)
     return worker.counters.messages > beyond or (unless is not None and unless.done())
 
 
-def bodies(frames: list[fr.Frame]) -> list[bytes]:
+def bodies(frames: Sequence[fr.Frame]) -> list[bytes]:
     return [bytes(frame.body) for frame in frames if isinstance(frame, fr.Message)]
 
 
@@ -228,8 +229,9 @@ def test_a_worker_that_does_not_say_how_much_it_takes_is_sent_short_frames_only(
                         writer.write(fr.encode(fr.Ok(500, said)))
                     case fr.Notify(stream=stream):
                         writer.write(fr.encode(fr.NotifyAck(True, stream, fr.NOTHING_SEEN)))
-                    case fr.Message():
+                    case fr.Message(stream=stream):
                         took.append(len(payload))
+                        writer.write(fr.encode(fr.Ack(1, ((stream, 1),))))
                     case fr.EosMessage(stream=stream):
                         writer.write(fr.encode(fr.Ack(0, ((stream, 1),))))
         writer.close()
@@ -441,6 +443,22 @@ def test_the_later_of_two_addresses_counts(tmp_path: Path) -> None:
     rigged(tmp_path / "d", test)
 
 
+def test_the_later_of_two_addresses_counts_for_those_too_that_do_not_go_by_themselves(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        old, new = await rig.worker("old", migration_timeout=0.5), await rig.worker("new")
+        stays = await rig.peer(old, tokens=["migrate"])
+        await stays.ok()
+        await stays.open(7)
+        await old.migrate("i", "127.0.0.1:1")
+        await old.migrate("i", new.me.address)
+        assert await stays.until(lambda frame: isinstance(frame, fr.Restart)) == fr.Restart(new.me.address)
+        again = await rig.peer(new)
+        await again.ok()
+        assert await again.open(7) == fr.NotifyAck(True, 7, fr.NOTHING_SEEN)
+
+    rigged(tmp_path / "d", test)
+
+
 def test_a_new_address_that_is_dead_brings_the_connector_back(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         old = await rig.worker("old")
@@ -467,6 +485,8 @@ def test_a_rollback_while_migrating_cancels_it_and_nothing_is_lost(tmp_path: Pat
         await old.migrate("i", new.me.address)
         old.failed(instance, UsageError("as if the claim were lost"))
         await moved(rig, running, streams)
+        assert (new.instances, old.moved) == ({}, {}), "it stays where it was"
+        assert old.counters.messages + instance.registry.points[stream_id("s")].last >= 300
 
     rigged(tmp_path / "d", test)
 
@@ -575,6 +595,8 @@ def test_an_end_that_crosses_a_migrate_is_said_again_at_the_new_worker() -> None
                         case fr.Notify(stream=stream):
                             point = 1 if ends else fr.NOTHING_SEEN
                             writer.write(fr.encode(fr.NotifyAck(True, stream, point)))
+                        case fr.Message(stream=stream):
+                            writer.write(fr.encode(fr.Ack(1, ((stream, 1),))))
                         case fr.EosMessage(stream=stream):
                             ends.append(name)
                             if migrate is not None:
@@ -593,6 +615,81 @@ def test_an_end_that_crosses_a_migrate_is_said_again_at_the_new_worker() -> None
 
     asyncio.run(test())
     assert ends == ["old", "new"]
+
+
+@asynccontextmanager
+async def crashing(acknowledges: bool) -> AsyncIterator[tuple[str, list[str]]]:
+    """A worker that crashes at the first end of a stream it reads, and what it read. After that it has all messages."""
+    heard: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = Raw(reader, writer)
+        while (frame := await peer.next()) is not None:
+            match frame:
+                case fr.Hello():
+                    await peer.send(fr.Ok(500))
+                case fr.Notify(stream=stream):
+                    await peer.send(fr.NotifyAck(True, stream, 3 if "end" in heard else fr.NOTHING_SEEN))
+                case fr.Message(stream=stream, id=number):
+                    heard.append(str(number))
+                    if acknowledges:
+                        await peer.send(fr.Ack(1, ((stream, number),)))
+                case fr.EosMessage(stream=stream):
+                    heard.append("end")
+                    if heard.count("end") == 1:
+                        writer.transport.abort()
+                        return
+                    await peer.send(fr.Ack(0, ((stream, 3),)))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", heard
+
+
+@pytest.mark.parametrize("acknowledges", [True, False])
+def test_an_end_that_a_worker_did_not_acknowledge_is_said_again_though_the_last_id_was(
+    monkeypatch: pytest.MonkeyPatch, acknowledges: bool
+) -> None:
+    """Nor is one waited for without end that acknowledges nothing before."""
+    monkeypatch.setattr("penstock.connector.source._ACK_PATIENCE", 20.0 if acknowledges else 0.1)
+
+    async def test() -> None:
+        async with crashing(acknowledges) as (address, heard), asyncio.timeout(30):
+            await Connector([address], "i", [Numbers("s", 3)]).serve()
+            assert heard == ["1", "2", "3", "end", "end"]
+
+    asyncio.run(test())
+
+
+def test_an_end_is_said_once_the_last_id_is_acknowledged_and_not_before() -> None:
+    """An ACK of the last id that passes the end on its way would be taken for that of the end."""
+    early: list[fr.Frame] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = Raw(reader, writer)
+        while (frame := await peer.next()) is not None:
+            match frame:
+                case fr.Hello():
+                    await peer.send(fr.Ok(500))
+                case fr.Notify(stream=stream):
+                    await peer.send(fr.NotifyAck(True, stream, fr.NOTHING_SEEN))
+                case fr.Message(stream=stream, id=3):
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(0.3):
+                            if (hasty := await peer.next()) is not None:
+                                early.append(hasty)
+                    await peer.send(fr.Ack(3, ((stream, 3),)))
+                case fr.EosMessage(stream=stream):
+                    await peer.send(fr.Ack(0, ((stream, 3),)))
+        writer.close()
+
+    async def test() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(30):
+            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            await Connector([address], "i", [Numbers("s", 3)]).serve()
+
+    asyncio.run(test())
+    assert early == []
 
 
 def test_a_read_that_outlives_its_connection_is_over_before_the_next_seek(tmp_path: Path) -> None:

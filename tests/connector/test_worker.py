@@ -404,6 +404,28 @@ def test_what_a_connector_says_on_giving_up_is_counted_and_shown(tmp_path: Path)
     rigged(tmp_path / "d", test)
 
 
+def test_status_and_metrics_show_streams_of_which_nothing_was_seen_and_those_that_come_back(
+    tmp_path: Path,
+) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        first = await rig.streaming(worker, 7)
+        shown = status.metrics(status.snapshot(worker))
+        assert 'penstock_connector_stream{instance="i",stream="7",name="s",state="active",session="' in shown
+        await first.send(fr.Message(7, 4))
+        await first.acked(7, 4)
+        await first.close()
+        await eventually(lambda: not worker.peers)
+        assert 'state="inactive",session=""} 1' in status.metrics(status.snapshot(worker))
+        again = await rig.peer(worker)
+        await again.ok()
+        assert await again.open(7) == fr.NotifyAck(True, 7, 4)
+        (stream,) = status.snapshot(worker).streams
+        assert (stream.last_seen, stream.last_durable, stream.last_acked) == (4, 4, 4)
+
+    rigged(tmp_path / "d", test)
+
+
 def test_status_and_metrics_show_sessions_and_streams(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         from penstock.connector import web
@@ -424,7 +446,19 @@ def test_status_and_metrics_show_sessions_and_streams(tmp_path: Path) -> None:
         assert found.sessions[0].credits == 64
         code, page = await asyncio.to_thread(status.request, worker.http, "GET", "/metrics")
         assert code == 200
-        assert b'penstock_connector_stream_last_acked{instance="i",stream="7",name="a \\"name\\""' in page
+        session = next(iter(worker.peers)).number
+        named = 'instance="i",stream="7",name="a \\"name\\"",state="active"'
+        lines = page.decode().splitlines()
+        for wanted in (
+            f'penstock_connector_session{{session="{session}",instance="i",peer="{found.sessions[0].peer}",'
+            'program="test",state="streaming"} 1',
+            f'penstock_connector_session_credits{{session="{session}",instance="i"}} 64',
+            f'penstock_connector_stream{{{named},session="{session}"}} 1',
+            f"penstock_connector_stream_last_seen{{{named}}} 4",
+            f"penstock_connector_stream_last_durable{{{named}}} 4",
+            f"penstock_connector_stream_last_acked{{{named}}} 4",
+        ):
+            assert wanted in lines
         assert (await asyncio.to_thread(status.request, worker.http, "POST", "/migrate", b"{}"))[0] == 403
         assert (await asyncio.to_thread(status.request, worker.http, "GET", "/x"))[0] == 404
         server.close()

@@ -373,6 +373,48 @@ class TestBad:
 
 
 class TestTransactions:
+    @pytest.mark.parametrize("closing", ["positions", "changes", "rows of a copy"])
+    def test_rows_of_a_copy_that_wait_are_no_part_of_a_transaction_that_is_still_under_way(
+        self, tmp_path: Path, closing: str
+    ) -> None:
+        """A sink would be given all of it in one piece, whatever its limits."""
+        given, slow = threading.Event(), threading.Event()
+        ends = {
+            "positions": Batch(positions={"a": {"n": 1}}),
+            "changes": batch(1, mode=Mode.SYNC),
+            "rows of a copy": packed(1),
+        }
+
+        def before(asked: str, path: Path) -> None:
+            if asked == "sync" and slow.is_set():
+                given.wait(0.3)
+
+        def reading(self: Scripted, resume: Mapping[str, Resume], stop: threading.Event) -> Iterator[Batch]:
+            slow.set()
+            yield batch(0, mode=Mode.SYNC, more=True)
+            yield ends[closing]
+            for n in range(2, 12):
+                yield packed(n)
+            given.set()
+
+        with (
+            EmbeddedBroker(tmp_path / "data", disk=HookedDisk(before)) as broker,
+            broker.client() as client,
+        ):
+            log = a_log(client, tmp_path)
+            closed: list[int] = []
+            append = log.append
+
+            def noted(*args: Any, **more: Any) -> LogPoint:
+                if log.is_open:
+                    closed.append(sum(map(len, args[5])))
+                return append(*args, **more)
+
+            log.append = noted  # type: ignore[method-assign]
+            ingest = ended(Ingest(Scripted(reading), Namespace(".*"), log, lambda: None))
+            assert ingest.error is None
+            assert closed == [1 if closing == "rows of a copy" else 0]
+
     def test_a_transaction_goes_on_where_a_crash_left_it(self, client: Client, tmp_path: Path) -> None:
         def reading(self: Scripted, resume: Mapping[str, Resume], stop: threading.Event) -> Iterator[Batch]:
             begin = resume["a"].position["n"] if "a" in resume else 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -16,7 +19,7 @@ from penstock.log.message import MAX_MESSAGE_BYTES, Message, Mode
 from penstock.log.packing import numbered, pack
 from penstock.log.schema import Schema
 from penstock.pipeline import readahead
-from penstock.pipeline.readahead import Given, ReadAhead, may_wait, together
+from penstock.pipeline.readahead import Given, ReadAhead, is_copied, may_join, together
 
 NOW = 1_700_000_000_000_000
 
@@ -67,7 +70,7 @@ def test_rows_of_a_copy_that_wait_go_together_and_in_order() -> None:
 
 def test_one_batch_says_what_several_say() -> None:
     given = [rows(0, 2, ns="a"), rows(2, 3, ns="b"), rows(5, 1, ns="a")]
-    batch, packed = together(given)
+    batch, packed, _ = together(given)
     assert batch.positions == {"a": {"n": 6}, "b": {"n": 5}}
     assert [(row.ns, row.first, len(row)) for row in packed] == [("a", 0, 2), ("b", 2, 3), ("a", 5, 1)]
     assert batch == Batch(positions=batch.positions)
@@ -85,46 +88,67 @@ OTHERS = {
     "bad rows": rows(1, bad=(Bad("a", "line 1", "not JSON", b"{"),)),
     "a part of a transaction": rows(1, more=True),
     "changes": rows(1, mode=Mode.SYNC),
+    "a position alone": Given(Batch(positions={"a": {"n": 2}}), []),
+    "the end of a transaction": rows(1)._replace(closes=True),
 }
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 def test_nothing_else_goes_with_rows_of_a_copy(other: Given) -> None:
-    assert may_wait([], other)
-    assert not may_wait([rows(0)], other)
-    assert not may_wait([other], rows(2))
-    assert not may_wait([other], other)
+    assert is_copied(rows(0))
+    assert not is_copied(other)
+    assert not may_join([rows(0)], other)
+    assert not may_join([other], rows(2))
 
 
 def test_what_waits_is_bounded_in_bytes_and_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(rows(0).rows[0].content)
     monkeypatch.setattr(readahead, "TOGETHER", 3 * size)
-    assert may_wait([rows(0), rows(1)], rows(2))
-    assert not may_wait([rows(0), rows(1), rows(2)], rows(3))
-    assert may_wait([], rows(0, 100)), "alone it may have any size"
+    assert may_join([rows(0), rows(1)], rows(2))
+    assert not may_join([rows(0), rows(1), rows(2)], rows(3))
     monkeypatch.setattr(readahead, "MOST", 2)
-    assert may_wait([rows(0)], rows(1))
-    assert not may_wait([rows(0), rows(1)], rows(2))
+    assert may_join([rows(0)], rows(1))
+    assert not may_join([rows(0), rows(1)], rows(2))
 
 
-def test_a_source_waits_while_what_it_gave_may_not_go_with_what_waits() -> None:
-    appends, other = Appends(), OTHERS["changes"]
-    waited: list[int] = []
+def giving(ahead: ReadAhead, *given: Given) -> threading.Thread:
+    """A source that gives these, one after the other."""
 
-    def giving(ahead: ReadAhead) -> None:
-        ahead.give(other)
-        ahead.give(rows(2))
-        waited.append(len(appends.taken))
+    def source() -> None:
+        for one in given:
+            ahead.give(one)
 
+    thread = threading.Thread(target=source)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_a_source_of_anything_else_waits_until_what_it_gave_before_is_durable(other: Given) -> None:
+    """One batch is in its hands, and none besides: of changes no more is kept than before it was so."""
+    appends = Appends()
     with appends.held() as ahead:
-        source = threading.Thread(target=giving, args=(ahead,))
-        source.start()
-        source.join(0.2)
-        assert source.is_alive(), "one waits, and the next is not taken"
+        source = giving(ahead, other)
+        source.join(0.1)
+        assert source.is_alive()
+        assert ahead._waiting == []
         appends.go.release()
         source.join(20)
-    assert waited == [1], "it was taken once the one before it was under way"
-    assert [len(together) for together in appends.taken] == [1, 1, 1]
+        assert len(appends.taken) == 1
+    assert appends.taken[1] == [other.batch]
+
+
+def test_a_source_waits_when_as_much_waits_as_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readahead, "MOST", 3)
+    appends = Appends()
+    with appends.held() as ahead:
+        source = giving(ahead, *(rows(n) for n in range(1, 6)))
+        source.join(0.1)
+        assert source.is_alive()
+        assert len(ahead._waiting) == 3
+        appends.go.release()
+        source.join(20)
+    assert [len(together) for together in appends.taken] == [1, 3, 2]
 
 
 def test_a_failure_is_told_at_once_and_raised_where_the_next_batch_is_given() -> None:
@@ -136,6 +160,36 @@ def test_a_failure_is_told_at_once_and_raised_where_the_next_batch_is_given() ->
         assert told.wait(20)
         ahead.give(rows(1))
         pytest.fail("taken")
+
+
+def test_rows_that_could_not_be_appended_are_let_go_at_once_and_not_when_the_collector_comes() -> None:
+    """A full disk is tried again and again, for as long as it takes."""
+
+    class Content(bytearray):
+        """One that can be looked after."""
+
+    kept: list[weakref.ref[Content]] = []
+
+    def full(given: Sequence[Given]) -> None:
+        mine = [row for one in given for row in one.rows]
+        raise OSError(f"no room for {len(mine)}")
+
+    def attempt() -> None:
+        with ReadAhead(full, lambda: None) as ahead:
+            for number in range(5):
+                one = rows(number)
+                content = Content(one.rows[0].content)
+                kept.append(weakref.ref(content))
+                ahead.give(one._replace(rows=[replace(one.rows[0], content=content)]))
+
+    gc.disable()
+    try:
+        with pytest.raises(OSError, match="no room"):
+            attempt()
+        assert kept
+        assert sum(ref() is not None for ref in kept) <= 1, "but for that in the hands of who gave it"
+    finally:
+        gc.enable()
 
 
 def test_a_failure_of_the_last_batch_is_raised_at_the_end() -> None:
@@ -165,7 +219,7 @@ def test_every_batch_is_appended_once_in_its_order_whatever_waits(kinds: list[st
     batches = [rows(n) if kind == "copy" else OTHERS[kind] for n, kind in enumerate(kinds)]
 
     def append(given: Sequence[Given]) -> None:
-        if not all(may_wait(given[:i], given[i]) for i in range(len(given))):
+        if not all(may_join(given[:i], given[i]) for i in range(1, len(given))):
             wrong.append(given)
         taken.extend(one.batch for one in given)
 

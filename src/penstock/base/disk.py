@@ -65,8 +65,10 @@ class DiskFile:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def copy_from(self, source: Path, position: int) -> int:
-        """Copy the whole of `source` to `position`, inside the kernel; returns its size. What is there goes to the disk
-        while the rest is copied."""
+        """Copy the whole of `source` to `position`, inside the kernel where it can; returns its size.
+
+        What is there goes to the disk while the rest is copied, so that the next sync has less to do.
+        """
         with open(source, "rb", buffering=0) as file:
             size, done = os.fstat(file.fileno()).st_size, 0
             with contextlib.suppress(OSError):  # file systems that cannot: copied by hand below

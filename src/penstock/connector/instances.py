@@ -101,7 +101,7 @@ class Instance:
                 await self._quiet.wait()
         except TimeoutError:
             log.warning("instance %s: sessions that did not close their streams are sent away", self.name)
-            self.restart_all(address)
+            self.restart_all(self.leaving)  # by now that may be another address
         with faults.step("connector-let-go"):
             await self.close()
 

@@ -260,6 +260,8 @@ class Peer(asyncio.BufferedProtocol):
             if instance.registry.held[notify.stream].first:
                 instance.opened(notify.stream, notify.name)
             self._intake.open(notify.stream, point, instance.partition_of(notify.stream))
+            if point != NOTHING_SEEN:
+                self.acked[notify.stream] = point
             self._owe(1)
             self._send(fr.NotifyAck(True, notify.stream, point))
 
@@ -280,6 +282,7 @@ class Peer(asyncio.BufferedProtocol):
         assert instance is not None
         last = self._intake.close(stream)
         self.session.last[stream] = last
+        self._points.pop(stream, None)  # an ACK of the last id says from now on that the end is durable, too
         instance.registry.ending(self.number, stream)
 
         def durable() -> None:

@@ -74,6 +74,8 @@ log = logging.getLogger(__name__)
 _IDLE = 0.05
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 _MIGRATION_TRIES = 8
+_ACK_PATIENCE = 5.0
+"""Seconds that a stream which has been read to its end waits for the ACK of its last record."""
 _T = TypeVar("_T")
 
 
@@ -251,6 +253,8 @@ class _Session:
         self._target = ""
         self._leaving = False
         self._closed = asyncio.Event()
+        self._durable: dict[int, int] = {}
+        """The last id of each stream that this worker has told to be durable."""
         self._refused: list[Flow] = []
 
     async def work(self) -> Link | None:
@@ -325,6 +329,7 @@ class _Session:
             raise LinkLostError(f"the worker at {self._link.address} closed the connection")
 
     def _accepted(self, flow: Flow, point: int) -> None:
+        self._durable[flow.id] = point
         self._start(self._pump(flow, None if point == NOTHING_SEEN else point))
 
     async def _acked(self, points: Iterable[tuple[int, int]]) -> None:
@@ -335,7 +340,7 @@ class _Session:
             self._connector.progressed = True
             if point != NOTHING_SEEN:
                 self._require_order(flow, point)
-                self._connector.acked[flow.stream.name] = point
+                self._connector.acked[flow.stream.name] = self._durable[stream] = point
                 await _called(flow.stream.ack(point))
             if flow.at_end and self._link.session.stream(stream) is State.CLOSED:
                 flow.ended = True
@@ -372,9 +377,26 @@ class _Session:
                 some = records[at : at + await link.credits(len(records) - at)]
                 await link.send_messages(flow.id, some, self._connector._max_frame)
                 at += len(some)
+        await self._all_durable(flow)
         if link.is_open:
             with faults.step("source-close"):
                 await link.send(fr.EosMessage(flow.id))
+
+    async def _all_durable(self, flow: Flow) -> None:
+        """Wait for the ACK of what was sent, so that another one of the same id can only be that of the end.
+
+        Otherwise the first might pass the EOS_MESSAGE on its way: then a worker that crashes would never hear of an end
+        that is taken for acknowledged here. Not for ever: a worker may acknowledge nothing before the end.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ACK_PATIENCE):
+                while not self._target and not self._is_durable(flow.id):
+                    self._closed.clear()
+                    await self._closed.wait()
+
+    def _is_durable(self, stream: int) -> bool:
+        durable, sent = self._durable[stream], self._link.session.last[stream]
+        return durable == sent or (durable != NOTHING_SEEN and durable > sent)
 
     async def _call(self, flow: Flow, method: Callable[[], object]) -> Records:
         if flow.stream.blocking:

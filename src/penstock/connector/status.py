@@ -150,11 +150,20 @@ def metrics(status: WorkerStatus) -> str:
         full = family(f"{counter}_total", "counter", f"{counter.replace('_', ' ')} since the worker started.")
         lines.append(f"{full} {value}")
     lines.append(f"{family('sessions', 'gauge', 'Connections of connectors.')} {len(status.sessions)}")
+    full = family("session", "gauge", "1 for each connection of a connector.")
+    for one in status.sessions:
+        who = {"peer": one.peer, "program": one.program, "state": one.state}
+        lines.append(f"{full}{{{_labels(session=one.number, instance=one.instance, **who)}}} 1")
     full = family("session_credits", "gauge", "Credits that a connector holds.")
-    for session in status.sessions:
-        lines.append(
-            f"{full}{{{_labels(session=session.number, instance=session.instance)}}} {session.credits}"
+    for one in status.sessions:
+        lines.append(f"{full}{{{_labels(session=one.number, instance=one.instance)}}} {one.credits}")
+    full = family("stream", "gauge", "1 for each stream; session: who holds it, if anybody does.")
+    for stream in status.streams:
+        held = "" if stream.session is None else stream.session
+        labels = _labels(
+            instance=stream.instance, stream=stream.id, name=stream.name, state=stream.state, session=held
         )
+        lines.append(f"{full}{{{labels}}} 1")
     told = {
         "last_seen": "Last id that came.",
         "last_durable": "Last id in the log.",

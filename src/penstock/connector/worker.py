@@ -414,6 +414,8 @@ class Worker:
 
     async def _move(self, instance: Instance, address: str) -> None:
         await instance.move(address, self.settings.migration_timeout)
-        if self.instances.get(instance.name) is instance:
+        if (
+            self.instances.get(instance.name) is instance
+        ):  # if not, its log has failed, and everybody begins anew here
             del self.instances[instance.name]
-        self.moved[instance.name] = instance.leaving
+            self.moved[instance.name] = instance.leaving

@@ -183,12 +183,14 @@ class Ingest:
             if not self._may_read():
                 return
             upcoming: int = self._log.point.offset
+            within = self._log.is_open
             for batch in self._source.read(self._namespace.matches, self._log.resume(), halt):
                 self.away = None
                 # Here, since they have just been laid out: in the thread that appends they are far from the processor.
                 rows = self._log.number(batch.packed, upcoming + len(batch.messages))
                 upcoming += len(batch.messages) + sum(map(len, rows))
-                ahead.give(Given(batch, rows))
+                ahead.give(Given(batch, rows, closes=within))
+                within = batch.more
                 if halt.is_set() or not self._may_read():
                     break
         if not halt.is_set() and self._log.is_open:
@@ -210,7 +212,7 @@ class Ingest:
 
     def _append(self, given: Sequence[Given]) -> None:
         """Make it durable, as one batch: first what is bad in it, which its positions pass over, then the rest."""
-        batch, rows = together(given)
+        batch, rows, _ = together(given)
         if batch.bad:
             self.bad += self._keep_bad(batch.bad)
         now, before = now_us(), self.read

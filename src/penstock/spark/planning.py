@@ -139,8 +139,8 @@ class RecordPlanner(Planner):
     def _near(self, ideal: int, size: int, borders: Sequence[int], before: int) -> int:
         """A record border at about `ideal`: a known one, or one that a short walk finds, from `before` on at most.
 
-        Appends of a copy are large, and known borders lie between appends: cut there alone, the parts of a batch differ
-        so much that one core waits for the other. Bytes that are not on this machine are not fetched for that.
+        Known borders may lie far apart, between large appends: cut there alone, parts of a batch differ so much that
+        one core waits for the other. Bytes that are not on this machine are not fetched for that.
         """
         at = bisect.bisect_right(borders, ideal)
         nearest = min(borders[at - 1 : at + 1], key=lambda border: abs(border - ideal))

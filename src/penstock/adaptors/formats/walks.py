@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 Last = Literal["wait", "leave", "take"]
 """A last line without a newline: wait for the rest; take it unless it is bad, then leave it; take it, bad or not."""
 
-BLOCK = 2 << 20
+BLOCK = 4 << 20
 MOST_LINES = 50_000
+_LINES = 2 << 20
+"""Bytes of lines that are read at once: so few that they are still in the processor's cache when they are laid out."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -123,8 +125,8 @@ class LineWalk(TextWalk):
 
 
 def read_ahead(content: Content, byte: int) -> bytes:
-    """About a block from `byte` on; more if it holds no newline, up to what a message may have."""
-    size = BLOCK
+    """Some lines from `byte` on; more if that holds no newline, up to what a message may have."""
+    size = _LINES
     while True:
         text = content.read_at(size, byte)
         if b"\n" in text or len(text) < size or size > MAX_MESSAGE_BYTES:

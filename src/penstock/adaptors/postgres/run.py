@@ -80,7 +80,9 @@ class Run:
 
     def logged(self, batch: Batch) -> None:
         """The log has it: what no position needs any more is acknowledged."""
-        if not any(given is batch for given, _ in self._given):
+        if not any(
+            given is batch for given, _ in list(self._given)
+        ):  # the thread that reads adds to it meanwhile
             return  # of a run before this one
         given = None
         while given is not batch:
