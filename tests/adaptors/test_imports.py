@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
+
+from pyspark import cloudpickle
+
+import penstock.adaptors
 
 PROGRAM = """
 import gc, importlib, pathlib, os, sys
@@ -34,3 +39,12 @@ print("tried")
 def test_every_module_of_an_adaptor_can_be_loaded_first() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr[-2000:]) == ("tried\n", "")
+
+
+def test_functions_that_speak_of_the_adaptors_reach_spark_s_workers() -> None:
+    """As those of a pipeline's file do, which are sent by value, and what they speak of by its name."""
+    assert pickle.loads(pickle.dumps(penstock.adaptors)) is penstock.adaptors
+    spoken = {"a": penstock.adaptors}
+    exec("def kind():\n    return a.discard().name\n", spoken)
+    sent = cloudpickle.dumps(spoken["kind"])  # type: ignore[no-untyped-call]
+    assert pickle.loads(sent)() == "discard"

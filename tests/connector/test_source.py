@@ -486,7 +486,6 @@ def test_a_rollback_while_migrating_cancels_it_and_nothing_is_lost(tmp_path: Pat
         old.failed(instance, UsageError("as if the claim were lost"))
         await moved(rig, running, streams)
         assert (new.instances, old.moved) == ({}, {}), "it stays where it was"
-        assert old.counters.messages + instance.registry.points[stream_id("s")].last >= 300
 
     rigged(tmp_path / "d", test)
 

@@ -276,7 +276,12 @@ class Place:
             for tool in Path(directory).iterdir():
                 if not tool.name.startswith("java") and not (tools / tool.name).is_symlink():
                     (tools / tool.name).symlink_to(tool)
-        kept = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+        # What these tests themselves give to Spark's launcher is a say in how a JVM is started.
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name != "JAVA_HOME" and not name.startswith("SPARK_")
+        }
         self.environment = kept | {
             "PATH": str(tools),
             "XDG_CACHE_HOME": str(root / "cache"),

@@ -74,6 +74,10 @@ class _Package(ModuleType):
         if not (name in _KINDS and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """By its name, as any module: what is sent to Spark's workers may speak of it."""
+        return importlib.import_module, (self.__name__,)
+
 
 sys.modules[__name__].__class__ = _Package
 

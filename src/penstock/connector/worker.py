@@ -414,8 +414,7 @@ class Worker:
 
     async def _move(self, instance: Instance, address: str) -> None:
         await instance.move(address, self.settings.migration_timeout)
-        if (
-            self.instances.get(instance.name) is instance
-        ):  # if not, its log has failed, and everybody begins anew here
+        # If it is another one its log has failed meanwhile, and everybody begins anew here.
+        if self.instances.get(instance.name) is instance:
             del self.instances[instance.name]
             self.moved[instance.name] = instance.leaving

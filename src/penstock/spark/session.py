@@ -73,8 +73,11 @@ _ANOTHER_JVM = re.compile(
     r"(?:^|\s)--|agent|-Xshare|Shared|AOT|Compress|Compact|ObjectAlignment|UseZGC|UseShenandoah"
 )
 
-# Variables that Spark's launcher heeds, and those that its scripts do.
-_HEEDED = re.compile(r"SPARK_(?!HOME$|LOCAL_IP$).*|PYSPARK_SUBMIT_ARGS|(?:HADOOP|YARN)_CONF_DIR")
+# Variables that Spark's launcher heeds, and those that its scripts do; without the two that PySpark leaves in a process
+# which has had a session: those are for its workers.
+_HEEDED = re.compile(
+    r"SPARK_(?!HOME$|LOCAL_IP$|AUTH_SOCKET_TIMEOUT$|BUFFER_SIZE$).*|PYSPARK_SUBMIT_ARGS|(?:HADOOP|YARN)_CONF_DIR"
+)
 
 # The longest path of a Unix socket is 107 bytes; Spark's names take 43 of them.
 _SOCKET_DIR_LIMIT = 64

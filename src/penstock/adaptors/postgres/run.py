@@ -80,9 +80,8 @@ class Run:
 
     def logged(self, batch: Batch) -> None:
         """The log has it: what no position needs any more is acknowledged."""
-        if not any(
-            given is batch for given, _ in list(self._given)
-        ):  # the thread that reads adds to it meanwhile
+        known = list(self._given)  # at one moment: the thread that reads adds to it meanwhile
+        if not any(given is batch for given, _ in known):
             return  # of a run before this one
         given = None
         while given is not batch:
