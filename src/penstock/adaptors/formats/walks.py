@@ -126,7 +126,7 @@ class LineWalk(TextWalk):
 
 def read_ahead(content: Content, byte: int) -> bytes:
     """Some lines from `byte` on; more if that holds no newline, up to what a message may have."""
-    size = _LINES
+    size = min(_LINES, BLOCK)
     while True:
         text = content.read_at(size, byte)
         if b"\n" in text or len(text) < size or size > MAX_MESSAGE_BYTES:
