@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -617,32 +617,20 @@ def test_an_end_that_crosses_a_migrate_is_said_again_at_the_new_worker() -> None
 
 
 @asynccontextmanager
-async def crashing(acknowledges: bool) -> AsyncIterator[tuple[str, list[str]]]:
-    """A worker that crashes at the first end of a stream it reads, and what it read. After that it has all messages."""
-    heard: list[str] = []
+async def answering(answer: Callable[[Raw, fr.Frame], Awaitable[None]]) -> AsyncIterator[str]:
+    """The address of a worker that takes whoever comes, and answers each frame behind HELLO like this."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = Raw(reader, writer)
         while (frame := await peer.next()) is not None:
-            match frame:
-                case fr.Hello():
-                    await peer.send(fr.Ok(500))
-                case fr.Notify(stream=stream):
-                    await peer.send(fr.NotifyAck(True, stream, 3 if "end" in heard else fr.NOTHING_SEEN))
-                case fr.Message(stream=stream, id=number):
-                    heard.append(str(number))
-                    if acknowledges:
-                        await peer.send(fr.Ack(1, ((stream, number),)))
-                case fr.EosMessage(stream=stream):
-                    heard.append("end")
-                    if heard.count("end") == 1:
-                        writer.transport.abort()
-                        return
-                    await peer.send(fr.Ack(0, ((stream, 3),)))
+            if isinstance(frame, fr.Hello):
+                await peer.send(fr.Ok(500))
+            else:
+                await answer(peer, frame)
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", heard
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 @pytest.mark.parametrize("acknowledges", [True, False])
@@ -652,39 +640,50 @@ def test_an_end_that_a_worker_did_not_acknowledge_is_said_again_though_the_last_
     """Nor is one waited for without end that acknowledges nothing before."""
     monkeypatch.setattr("penstock.connector.source._ACK_PATIENCE", 20.0 if acknowledges else 0.1)
 
+    heard: list[str] = []
+
+    async def answer(peer: Raw, frame: fr.Frame) -> None:
+        match frame:
+            case fr.Notify(stream=stream):
+                await peer.send(fr.NotifyAck(True, stream, 3 if "end" in heard else fr.NOTHING_SEEN))
+            case fr.Message(stream=stream, id=number):
+                heard.append(str(number))
+                if acknowledges:
+                    await peer.send(fr.Ack(1, ((stream, number),)))
+            case fr.EosMessage(stream=stream):
+                heard.append("end")
+                if heard.count("end") == 1:
+                    peer.writer.transport.abort()  # it crashes
+                else:
+                    await peer.send(fr.Ack(0, ((stream, 3),)))
+
     async def test() -> None:
-        async with crashing(acknowledges) as (address, heard), asyncio.timeout(30):
+        async with answering(answer) as address, asyncio.timeout(30):
             await Connector([address], "i", [Numbers("s", 3)]).serve()
-            assert heard == ["1", "2", "3", "end", "end"]
 
     asyncio.run(test())
+    assert heard == ["1", "2", "3", "end", "end"]
 
 
 def test_an_end_is_said_once_the_last_id_is_acknowledged_and_not_before() -> None:
     """An ACK of the last id that passes the end on its way would be taken for that of the end."""
     early: list[fr.Frame] = []
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = Raw(reader, writer)
-        while (frame := await peer.next()) is not None:
-            match frame:
-                case fr.Hello():
-                    await peer.send(fr.Ok(500))
-                case fr.Notify(stream=stream):
-                    await peer.send(fr.NotifyAck(True, stream, fr.NOTHING_SEEN))
-                case fr.Message(stream=stream, id=3):
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(0.3):
-                            if (hasty := await peer.next()) is not None:
-                                early.append(hasty)
-                    await peer.send(fr.Ack(3, ((stream, 3),)))
-                case fr.EosMessage(stream=stream):
-                    await peer.send(fr.Ack(0, ((stream, 3),)))
-        writer.close()
+    async def answer(peer: Raw, frame: fr.Frame) -> None:
+        match frame:
+            case fr.Notify(stream=stream):
+                await peer.send(fr.NotifyAck(True, stream, fr.NOTHING_SEEN))
+            case fr.Message(stream=stream, id=3):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.3):
+                        if (hasty := await peer.next()) is not None:
+                            early.append(hasty)
+                await peer.send(fr.Ack(3, ((stream, 3),)))
+            case fr.EosMessage(stream=stream):
+                await peer.send(fr.Ack(0, ((stream, 3),)))
 
     async def test() -> None:
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(30):
-            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with answering(answer) as address, asyncio.timeout(30):
             await Connector([address], "i", [Numbers("s", 3)]).serve()
 
     asyncio.run(test())

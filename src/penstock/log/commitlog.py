@@ -202,9 +202,12 @@ class CommitLog:
         rows: list[Numbered] = []
         upcoming = self._state.next + messages
         for one in packed:
-            rows += [one] if isinstance(one, Numbered) else self.number([one], upcoming)
-            if rows and rows[-1].first + len(rows[-1]) != upcoming + len(one):
-                raise ValueError(f"records numbered from {rows[-1].first} on where {upcoming} comes next")
+            if not isinstance(one, Numbered):
+                rows += self.number([one], upcoming)
+            elif one.first == upcoming:
+                rows.append(one)
+            else:
+                raise ValueError(f"records numbered from {one.first} on where {upcoming} comes next")
             upcoming += len(one)
         return rows
 
