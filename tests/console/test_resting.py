@@ -53,9 +53,12 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 
 
 class Watching:
-    """A lookout whose clock stands still: it looks for no other reason than that something has grown."""
+    """A lookout whose clocks stand still: it looks for no other reason than that something has grown, and reads
+    nothing again only because ten seconds are over."""
 
     def __init__(self, place: BrokerPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = now_us()
+        monkeypatch.setattr("penstock.console.lookout.now_us", lambda: now)
         self.lookout = Lookout(place, clock=lambda: 0.0)
         self.lookout.subscribe(Subscriber(lambda: None))
         self.calls: Counter[str] = Counter()
