@@ -16,6 +16,7 @@ from tests.connector.rig import COOKIE, Numbers, Raw, Rig, eventually, ids_of, r
 
 from penstock.base.errors import UsageError
 from penstock.connector import frames as fr
+from penstock.connector.addresses import wait_after
 from penstock.connector.framing import Splitter
 from penstock.connector.link import Link
 from penstock.connector.settings import split
@@ -29,7 +30,6 @@ from penstock.connector.source import (
     SourceFailedError,
     Stream,
     stream_id,
-    wait_after,
 )
 from penstock.connector.worker import Worker
 
@@ -558,14 +558,12 @@ def test_the_old_address_is_tried_before_the_new_one_when_a_migration_is_cut_off
         first, old, new = [await rig.worker(name) for name in ("first", "old", "new")]
         streams = [Numbers("s", 300)]
         running = connector([first.me.address, old.me.address], list(streams))
-        running._turn = 1
-        await started(running, streams, 100)
         tried: list[str] = []
         connected = running._connected
 
         async def noted(address: str) -> Link:
             tried.append(address)
-            if len(tried) > 1:
+            if address != new.me.address or tried.count(address) > 1:
                 return await connected(address)
             for peer in list(old.peers):  # on its way to the new one the old one is gone
                 assert peer.wire.transport is not None
@@ -574,9 +572,11 @@ def test_the_old_address_is_tried_before_the_new_one_when_a_migration_is_cut_off
             raise AssertionError
 
         running._connected = noted  # type: ignore[method-assign]
+        running._addresses.pass_on()
+        await started(running, streams, 100)
         await old.migrate("i", new.me.address)
         await moved(rig, running, streams)
-        assert tried[:2] == [new.me.address, old.me.address]
+        assert tried[:3] == [old.me.address, new.me.address, old.me.address]
 
     rigged(tmp_path / "d", test)
 
@@ -640,7 +640,7 @@ def test_an_end_that_a_worker_did_not_acknowledge_is_said_again_though_the_last_
     monkeypatch: pytest.MonkeyPatch, acknowledges: bool
 ) -> None:
     """Nor is one waited for without end that acknowledges nothing before."""
-    monkeypatch.setattr("penstock.connector.source._ACK_PATIENCE", 20.0 if acknowledges else 0.1)
+    monkeypatch.setattr("penstock.connector.conversation._ACK_PATIENCE", 20.0 if acknowledges else 0.1)
 
     heard: list[str] = []
 

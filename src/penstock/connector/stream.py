@@ -28,6 +28,10 @@ class CannotSeekError(PenstockError):
     """The source no longer has what comes behind the point that it was asked for."""
 
 
+class SourceFailedError(PenstockError):
+    """The connector ended, since one of its streams or the worker said that it cannot go on."""
+
+
 class Stream(ABC):
     """One stream; see the text of `penstock.connector.source`. `name` identifies it for good: its id is made of it."""
 
@@ -87,6 +91,8 @@ class Flow:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.id = stream_id(stream.name)
+        self.acked: int | None = None
+        """The last id that is durable."""
         self.ended = False
         """Its end is durable."""
         self.at_end = False

@@ -1,0 +1,256 @@
+"""What a connector and a worker say to each other over one link: streams asked for, sent, ended, and taken elsewhere.
+
+`Connector` has the link, and makes the next one. Here a task listens, another asks for the streams, and each stream
+that the worker has accepted has a task that reads it. All of them end with the conversation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import cast
+
+from penstock.base import faults
+from penstock.base.errors import PenstockError, UsageError
+from penstock.connector import frames as fr
+from penstock.connector.addresses import Addresses, wait_after
+from penstock.connector.frames import NOTHING_SEEN
+from penstock.connector.link import Link, LinkLostError, MovedError, WorkerRefusedError
+from penstock.connector.session import Connection
+from penstock.connector.session import Stream as State
+from penstock.connector.stream import Flow, Records, SourceFailedError
+
+log = logging.getLogger(__name__)
+
+_IDLE = 0.05
+_ACK_PATIENCE = 5.0
+"""Seconds that a stream which has been read to its end waits for the ACK of its last record."""
+
+
+class Conversation:
+    """What happens over one link."""
+
+    def __init__(
+        self,
+        link: Link,
+        flows: Mapping[int, Flow],
+        addresses: Addresses,
+        *,
+        connect: Callable[[str], Awaitable[Link]],
+        max_frame: int,
+        migration_tries: int,
+    ) -> None:
+        """`connect`: how to make a link to the worker that this one names."""
+        self._link = link
+        self._flows = flows
+        self._addresses = addresses
+        self._connect = connect
+        self._max_frame = max_frame
+        self._migration_tries = migration_tries
+        self.progressed = False
+        """Something has been acknowledged."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._outcome: asyncio.Future[Link | None]
+        self._target = ""
+        self._leaving = False
+        self._closed = asyncio.Event()
+        self._durable: dict[int, int] = {}
+        """The last id of each stream that this worker has told to be durable."""
+        self._refused: list[Flow] = []
+
+    async def work(self) -> Link | None:
+        """Until the worker ends it, or something fails; a link, if that is where to go on."""
+        self._outcome = asyncio.get_running_loop().create_future()
+        self._start(self._listen())
+        self._start(self._notify(list(self._flows.values())))
+        try:
+            return await self._outcome
+        except LinkLostError:
+            raise
+        except (MovedError, WorkerRefusedError):
+            raise
+        except Exception as error:
+            reason = error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+            with suppress(PenstockError):
+                await self._link.send(fr.Error(reason))
+            raise SourceFailedError(reason, hint=getattr(error, "hint", None)) from error
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._outcome.done():
+            self._outcome.set_exception(error)
+
+    def _finish(self, link: Link | None) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(link)
+
+    async def _notify(self, flows: Sequence[Flow]) -> None:
+        for flow in flows:
+            if not flow.ended and not self._target:
+                await self._link.credits(1)
+                with faults.step("source-notify"):
+                    await self._link.send(fr.Notify(flow.id, flow.stream.name, flow.acked or 0))
+
+    async def _listen(self) -> None:
+        async for frame in self._link.frames():
+            match frame:
+                case fr.NotifyAck(success=True, stream=stream, point=point):
+                    self._accepted(self._flows[stream], point)
+                case fr.NotifyAck(stream=stream):
+                    self._refused.append(self._flows[stream])
+                case fr.Ack(points=points):
+                    await self._acked(points)
+                case fr.Restart(address=address):
+                    if address:
+                        raise MovedError(address)
+                    raise LinkLostError("the worker asked to start again")
+                case fr.Error(reason=reason):
+                    raise WorkerRefusedError(f"the worker ended the session: {reason}")
+                case fr.Migrate(host=host, port=port):
+                    self._migrate(f"{host}:{port}")
+                case _:
+                    pass
+            self._closed.set()
+            if self._is_done:
+                self._finish(None)
+                return
+        if not self._is_done:
+            raise LinkLostError(f"the worker at {self._link.address} closed the connection")
+
+    @property
+    def _is_done(self) -> bool:
+        return all(flow.ended for flow in self._flows.values())
+
+    def _accepted(self, flow: Flow, point: int) -> None:
+        self._durable[flow.id] = point
+        self._start(self._pump(flow, None if point == NOTHING_SEEN else point))
+
+    async def _acked(self, points: Iterable[tuple[int, int]]) -> None:
+        for stream, point in points:
+            flow = self._flows.get(stream)
+            if flow is None:
+                continue
+            self.progressed = True
+            if point != NOTHING_SEEN:
+                self._require_order(flow, point)
+                flow.acked = self._durable[stream] = point
+                await _called(flow.stream.ack(point))
+            if flow.at_end and self._link.session.stream(stream) is State.CLOSED:
+                flow.ended = True
+        if self._refused and not self._target:
+            again, self._refused = self._refused, []
+            self._start(self._notify(again))
+
+    def _require_order(self, flow: Flow, point: int) -> None:
+        """More is durable of a stream that has ended than its last record: it will never be told that this is, too."""
+        session = self._link.session
+        if session.stream(flow.id) is State.CLOSING and point > session.last[flow.id]:
+            raise UsageError(
+                f"stream '{flow.stream.name}' ended with message {session.last[flow.id]}, behind message {point}: the "
+                "worker drops whatever has no greater id than the one before it",
+                hint="ids of a stream only grow",
+            )
+
+    # One stream.
+
+    async def _pump(self, flow: Flow, point: int | None) -> None:
+        stream, link = flow.stream, self._link
+        flow.at_end = False
+        await self._call(flow, lambda: stream.seek(point))
+        while not self._target:
+            records = await self._call(flow, stream.read)
+            if records is None:
+                flow.at_end = not self._target
+                break
+            if not records:
+                await asyncio.sleep(_IDLE)
+                continue
+            at = 0
+            while at < len(records) and not self._target:
+                some = records[at : at + await link.credits(len(records) - at)]
+                await link.send_messages(flow.id, some, self._max_frame)
+                at += len(some)
+        await self._all_durable(flow)
+        if link.is_open:
+            with faults.step("source-close"):
+                await link.send(fr.EosMessage(flow.id))
+
+    async def _all_durable(self, flow: Flow) -> None:
+        """Wait for the ACK of what was sent, so that another one of the same id can only be that of the end.
+
+        Otherwise the first might pass the EOS_MESSAGE on its way: then a worker that crashes would never hear of an end
+        that is taken for acknowledged here. Not for ever: a worker may acknowledge nothing before the end.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ACK_PATIENCE):
+                while not self._target and not self._is_durable(flow.id):
+                    self._closed.clear()
+                    await self._closed.wait()
+
+    def _is_durable(self, stream: int) -> bool:
+        durable, sent = self._durable[stream], self._link.session.last[stream]
+        return durable == sent or (durable != NOTHING_SEEN and durable > sent)
+
+    async def _call(self, flow: Flow, method: Callable[[], object]) -> Records:
+        if flow.stream.blocking:
+            return cast("Records", await flow.in_thread(method))
+        return await _called(method())
+
+    # Migration.
+
+    def _migrate(self, address: str) -> None:
+        """Stop reading, close the streams, wait for their last ACKs; then go. The later of two addresses counts.
+
+        Whether the worker took an EOS_MESSAGE that is not acknowledged yet for the end of a stream, or for that of a
+        stream that goes on elsewhere, cannot be known: it is said again there.
+        """
+        self._target = address
+        for flow in self._flows.values():
+            flow.at_end = False
+        self._addresses.fall_back(self._link.address, address)
+        if not self._leaving:
+            self._leaving = True
+            self._start(self._leave())
+
+    async def _leave(self) -> None:
+        open_states = {State.OPEN, State.CLOSING, State.NOTIFY_SENT}
+        while any(state in open_states for state in self._link.session.streams.values()):
+            self._closed.clear()
+            await self._closed.wait()
+        for failures in range(1, self._migration_tries + 1):
+            try:
+                with faults.step("source-move"):
+                    link = await self._connect(self._target)
+            except MovedError as moved:
+                self._target = moved.address
+                self._addresses.fall_back(self._link.address, moved.address)
+                continue
+            except (LinkLostError, WorkerRefusedError) as error:
+                log.info("%s", error.message)
+                await asyncio.sleep(wait_after(failures))
+                continue
+            if self._link.session.connection is Connection.MIGRATING:
+                with suppress(PenstockError), faults.step("source-moved"):
+                    await self._link.send(fr.MigrationAck())
+            self._addresses.prefer(link.address)
+            self._finish(link)
+            return
+        with suppress(PenstockError):
+            await self._link.send(fr.Error(f"nobody answers at {self._target}"))
+        raise LinkLostError(f"nobody answers at {self._target}")
+
+
+async def _called(result: object) -> Records:
+    return cast("Records", await result if inspect.isawaitable(result) else result)
