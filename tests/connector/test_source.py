@@ -6,11 +6,14 @@ import asyncio
 import logging
 import socket
 import threading
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 import pytest
 from tests.connector.rig import COOKIE, Numbers, Raw, Rig, eventually, ids_of, rigged
 
@@ -155,29 +158,137 @@ def test_a_source_that_seeks_too_early_and_ends_before_the_point_has_ended(
     rigged(tmp_path / "d", test)
 
 
-@pytest.mark.parametrize("columns", [False, True])
-def test_a_source_whose_ids_go_back_at_its_end_is_told_and_does_not_wait_for_ever(
-    tmp_path: Path, columns: bool
-) -> None:
-    class Unordered(Stream):
-        name = "unordered"
+class Given(Stream):
+    """What `read` gives, one after the other, from the beginning after each `seek`."""
 
-        def seek(self, point: int | None) -> None:
-            self.left: list[int] = [1, 3, 2]
+    name = "s"
 
-        def read(self) -> Records:
-            ids, self.left = self.left, []
-            if not ids:
-                return None
-            return Columns(ids, [b""] * 3) if columns else [Record(number, b"") for number in ids]
+    def __init__(self, *reads: object) -> None:
+        self.reads = reads
+
+    def seek(self, point: int | None) -> None:
+        self.left = iter(self.reads)
+
+    def read(self) -> Records:
+        return cast(Records, next(self.left, None))
+
+
+def listed(*ids: int) -> Records:
+    return [Record(number, b"") for number in ids]
+
+
+def in_columns(*ids: int) -> Records:
+    return Columns(ids, [b""] * len(ids))
+
+
+def refusal(path: Path, *reads: object, sent: Sequence[int] = ()) -> str:
+    """Why a connector ends whose stream gives these, when no more than `sent` is in the journal."""
+    told: list[str] = []
 
     async def test(rig: Rig) -> None:
-        running = connector([(await rig.worker()).me.address], [Unordered()])
-        with pytest.raises(SourceFailedError, match="ended with message 2, behind message 3"):
+        running = connector([(await rig.worker()).me.address], [Given(*reads)])
+        with pytest.raises(SourceFailedError) as caught:
             async with asyncio.timeout(20):
                 await running.serve()
+        told.append(caught.value.message)
+        assert set(ids_of(await rig.frames()).get(stream_id("s"), [])) <= set(sent)
+
+    rigged(path / "d", test)
+    return told[0]
+
+
+@pytest.mark.parametrize("given", [listed, in_columns])
+@pytest.mark.parametrize(
+    ("reads", "told"),
+    [
+        ([[1, 3, 2]], "message 2 comes behind message 3"),
+        ([[1, 2, 2, 3]], "message 2 comes behind message 2"),
+        ([[5], [3]], "message 3 comes behind message 5"),
+        ([[5], [5, 6]], "message 5 comes behind message 5"),
+        (
+            [[7, fr.NOTHING_SEEN, 8]],
+            "record 1 of a `read` has the id 18446744073709551615, which stands for none",
+        ),
+    ],
+)
+def test_ids_that_do_not_grow_are_refused_with_all_of_their_read(
+    tmp_path: Path, given: Callable[..., Records], reads: list[list[int]], told: str
+) -> None:
+    """A worker would take them for repeats and drop them without a word."""
+    batches = [given(*ids) for ids in reads]
+    assert refusal(tmp_path, *batches, sent=reads[0][: 1 if len(reads) > 1 else 0]).startswith(
+        f"stream 's': {told}"
+    )
+
+
+def test_ids_may_begin_anew_after_a_seek(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        given = Given(listed(1, 2), listed(3, 4), *[[]] * 1000)
+        running = connector([worker.me.address], [given])
+        serving = asyncio.create_task(running.serve())
+        await eventually(lambda: running.acked.get("s") == 4)
+        for peer in list(worker.peers):
+            assert peer.wire.transport is not None
+            peer.wire.transport.abort()
+        await eventually(lambda: worker.counters.dropped == 4)
+        assert not serving.done()
+        running.stop()
+        await serving
+        assert ids_of(await rig.frames()) == {stream_id("s"): [1, 2, 3, 4]}
 
     rigged(tmp_path / "d", test)
+
+
+WIDE = array("I", [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("records", "told"),
+    [
+        ([(1, b"a", b"", 0), (2, WIDE, b"", 0)], "message 2 has a body of type array, and not bytes"),
+        ([(1, memoryview(WIDE), b"", 0)], "message 1 has a body of type memoryview, and not bytes"),
+        ([(1, b"", memoryview(WIDE), 0)], "message 1 has a key of type memoryview"),
+        ([(1, np.array([1, 2], np.uint32), b"", 0)], "message 1 has a body of type ndarray"),
+        ([(1, b"", np.array([1], np.uint32), 0)], "message 1 has a key of type ndarray"),
+        ([(1, "text", b"", 0)], "message 1 has a body of type str"),
+        (Columns([1, 2], cast("list[bytes]", [b"", WIDE])), "message 2 has a body of type array"),
+        (Columns([1], [b""], keys=cast("list[bytes]", [WIDE])), "message 1 has a key of type array"),
+        ([Record(0, b"a"), Record(-1, b"a")], "record 1 of a `read` has the id -1: ids are whole numbers"),
+        ([Record(2**64, b"a")], "record 0 of a `read` has the id 18446744073709551616: ids are"),
+        ([(1.5, b"a", b"", 0)], "record 0 of a `read` has the id 1.5: ids are"),
+        ([Record(1, b"a", b"", 2**63)], "message 1 has the time 9223372036854775808: times are"),
+        ([(1, b"a")], "record 0 of a `read` is (1, b'a'), and not id, body, key and time"),
+        ([5], "record 0 of a `read` is 5, and not"),
+        ((each for each in [Record(1, b"a")]), "`read` gives a list of records, and not one of type generator"),
+        ([Record(1, b"a", b"k" * 70_000)], "message 1 is too large"),
+    ],
+)  # fmt: skip
+def test_a_record_that_no_frame_can_carry_is_named_and_not_sent(
+    tmp_path: Path, records: object, told: str
+) -> None:
+    assert refusal(tmp_path, records).startswith(f"stream 's': {told}")
+
+
+def test_columns_that_cannot_be_made_are_told_with_their_stream(tmp_path: Path) -> None:
+    class Odd(Given):
+        def read(self) -> Records:
+            return Columns([1, -1], [b"", b""])
+
+    async def test(rig: Rig) -> None:
+        told = "stream 's': ids that are no whole numbers of 64 bits: -1 at place 1"
+        with pytest.raises(SourceFailedError, match=told):
+            await connector([(await rig.worker()).me.address], [Odd()]).serve()
+
+    rigged(tmp_path / "d", test)
+
+
+@pytest.mark.parametrize("name", ["s\udcff", "n" * 65_536, "ü" * 32_768])
+def test_a_name_that_no_frame_can_carry_is_refused_where_it_is_given(name: str) -> None:
+    with pytest.raises(UsageError, match="a stream cannot be called '"):
+        Connector(["h:1"], "i", [Numbers(name, 1)])
+    with pytest.raises(UsageError, match="fit no HELLO"):
+        Connector(["h:1"], name, [Numbers("s", 1)])
 
 
 def test_a_source_that_cannot_go_back_tells_the_worker_why(tmp_path: Path) -> None:

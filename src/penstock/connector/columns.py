@@ -10,6 +10,7 @@ of keys are written into the places where they differ. The bytes are those that 
 
 from __future__ import annotations
 
+import operator
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias, overload
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from penstock.connector.frames import HEAD, HEAD_AFTER_LENGTH, SHORT_LIMIT, Tag, Unsendable
 from penstock.connector.stream import Record
 
+NOT_BYTES: Final = "bodies and keys are bytes, or views whose items are bytes"
 Numbers: TypeAlias = "Sequence[int] | NDArray[np.integer]"
 _Column: TypeAlias = "NDArray[np.integer]"
 
@@ -107,7 +109,7 @@ class Columns(Sequence[Record]):
         frames = bytearray(HEAD.pack(0, Tag.MESSAGE, stream, 0, 0, 0)).join((b"", *bodies))
         behind = np.cumsum(rest + HEAD.size)
         if len(frames) != (behind[-1] if len(self) else 0):
-            raise Unsendable("bodies and keys are bytes, or views whose items are bytes")
+            raise Unsendable(NOT_BYTES)
         begins = behind - rest - HEAD.size
         _write(frames, begins, _LENGTH, ">u4", rest + HEAD_AFTER_LENGTH)
         _write(frames, begins, _ID, ">u8", self.ids)
@@ -132,7 +134,18 @@ def _column(values: Numbers, kind: np.dtype[np.integer], what: str) -> _Column:
             listed = list(listed)  # an array would take them for its memory
         return np.frombuffer(array("Q" if kind == _U64 else "q", listed), kind)
     except (OverflowError, TypeError) as error:
-        raise Unsendable(f"{what} that are no whole numbers of 64 bits: {error}") from None
+        odd = next(
+            (f"{value!r} at place {at}" for at, value in enumerate(listed) if not _fits(value, kind)), error
+        )
+        raise Unsendable(f"{what} that are no whole numbers of 64 bits: {odd}") from None
+
+
+def _fits(value: object, kind: np.dtype[np.integer]) -> bool:
+    limits = np.iinfo(kind)
+    try:
+        return int(limits.min) <= operator.index(value) <= int(limits.max)  # type: ignore[arg-type]
+    except TypeError:
+        return False
 
 
 def _write(frames: bytearray, begins: _Column, field: int, kind: str, values: _Column) -> None:

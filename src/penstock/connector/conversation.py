@@ -18,7 +18,8 @@ from penstock.base.errors import PenstockError, UsageError
 from penstock.connector import frames as fr
 from penstock.connector.addresses import Addresses, wait_after
 from penstock.connector.frames import NOTHING_SEEN
-from penstock.connector.link import Link, LinkLostError, MovedError, WorkerRefusedError
+from penstock.connector.given import UNSENDABLE, fault, last_id
+from penstock.connector.link import Fields, Link, LinkLostError, MovedError, WorkerRefusedError
 from penstock.connector.session import Connection
 from penstock.connector.session import Stream as State
 from penstock.connector.stream import Flow, Records, SourceFailedError
@@ -73,7 +74,7 @@ class Conversation:
         except (MovedError, WorkerRefusedError):
             raise
         except Exception as error:
-            reason = error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+            reason = _reason(error)
             with suppress(PenstockError):
                 await self._link.send(fr.Error(reason))
             raise SourceFailedError(reason, hint=getattr(error, "hint", None)) from error
@@ -166,7 +167,7 @@ class Conversation:
     # One stream.
 
     async def _pump(self, flow: Flow, point: int | None) -> None:
-        stream, link = flow.stream, self._link
+        stream, link, last = flow.stream, self._link, -1
         flow.at_end = False
         await self._call(flow, lambda: stream.seek(point))
         while not self._target:
@@ -174,18 +175,27 @@ class Conversation:
             if records is None:
                 flow.at_end = not self._target
                 break
-            if not records:
+            if records:
+                last = await self._give(flow, records, last)
+            else:
                 await asyncio.sleep(_IDLE)
-                continue
-            at = 0
-            while at < len(records) and not self._target:
-                some = records[at : at + await link.credits(len(records) - at)]
-                await link.send_messages(flow.id, some, self._max_frame)
-                at += len(some)
         await self._all_durable(flow)
         if link.is_open:
             with faults.step("source-close"):
                 await link.send(fr.EosMessage(flow.id))
+
+    async def _give(self, flow: Flow, records: Sequence[Fields], last: int) -> int:
+        """Send what `read` gave behind message `last`, as there are credits for it; the last id of it."""
+        try:
+            reached, at = last_id(records, last), 0
+            while at < len(records) and not self._target:
+                some = records[at : at + await self._link.credits(len(records) - at)]
+                await self._link.send_messages(flow.id, some, self._max_frame)
+                at += len(some)
+        except UNSENDABLE as error:
+            what = fault(records, last) or _reason(error)
+            raise UsageError(f"stream '{flow.stream.name}': {what}") from error
+        return reached
 
     async def _all_durable(self, flow: Flow) -> None:
         """Wait for the ACK of what was sent, so that another one of the same id can only be that of the end.
@@ -204,9 +214,14 @@ class Conversation:
         return durable == sent or (durable != NOTHING_SEEN and durable > sent)
 
     async def _call(self, flow: Flow, method: Callable[[], object]) -> Records:
-        if flow.stream.blocking:
-            return cast("Records", await flow.in_thread(method))
-        return await _called(method())
+        try:
+            if flow.stream.blocking:
+                return cast("Records", await flow.in_thread(method))
+            return await _called(method())
+        except Exception as error:
+            if isinstance(error, PenstockError) and not isinstance(error, fr.Unsendable):
+                raise
+            raise UsageError(f"stream '{flow.stream.name}': {_reason(error)}") from error
 
     # Migration.
 
@@ -250,6 +265,10 @@ class Conversation:
         with suppress(PenstockError):
             await self._link.send(fr.Error(f"nobody answers at {self._target}"))
         raise LinkLostError(f"nobody answers at {self._target}")
+
+
+def _reason(error: Exception) -> str:
+    return error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
 
 
 async def _called(result: object) -> Records:

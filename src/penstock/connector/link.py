@@ -11,22 +11,20 @@ import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from struct import Struct
 from typing import Final
 
 from penstock.base.errors import PenstockError, UsageError
 from penstock.connector import frames as fr
 from penstock.connector import wire
-from penstock.connector.columns import Columns
+from penstock.connector.columns import NOT_BYTES, Columns
 from penstock.connector.frames import Frame
-from penstock.connector.framing import Splitter
+from penstock.connector.framing import LENGTH_BYTES, Splitter
 from penstock.connector.session import Connection, IllegalFrameError, Session, Side
 from penstock.connector.settings import split
 from penstock.connector.wire import Timer, bear, keep_alive, under_way
 
-_HEAD = Struct(">IBQQqH").pack
-_REST = 27
-"""Bytes of a MESSAGE besides key and body, its length not counted."""
+_HEAD: Final = fr.HEAD.pack
+_HEAD_SIZE: Final = fr.HEAD.size
 _ONE_WRITE = 512 << 10
 Fields = tuple[int, bytes, bytes, int]
 """Id, body, key and time of a record."""
@@ -66,7 +64,7 @@ class MovedError(PenstockError):
         self.address = address
 
 
-class TooLargeError(PenstockError):
+class TooLargeError(fr.Unsendable):
     """A record that fits no frame that the worker takes."""
 
     def __init__(self, number: int, limit: int, address: str) -> None:
@@ -173,39 +171,37 @@ class Link:
     async def send_messages(self, stream: int, records: Sequence[Fields], limit: int) -> None:
         """Records for which there are credits, in writes of moderate size.
 
-        Raises `TooLargeError` for what no frame holds. Every record of a source passes here, so this is kept tight.
+        Raises `TooLargeError` for what no frame holds, `Unsendable` for what is not as long as it says, and whatever
+        Python does for what is no record. Every record of a source passes here, so this is kept tight.
         """
         session, limit = self.session, min(limit, self.longest_frame)
-        if records[-1][0] == fr.NOTHING_SEEN:
-            raise fr.Unsendable(
-                f"a message cannot have the id {fr.NOTHING_SEEN}, which stands for none at all"
-            )
         session.credits.spend(len(records))
         if isinstance(records, Columns):
             await self._send_columns(stream, records, limit)
             return
         parts: list[bytes] = []
-        add, room, most = parts.append, _ONE_WRITE, limit - _REST
+        add, room, most = parts.append, _ONE_WRITE, limit + LENGTH_BYTES
         for number, body, key, time in records:
-            size = len(body)
+            size = len(body) + _HEAD_SIZE
             if key:
                 length = len(key)
-                if size + length > most or length > fr.SHORT_LIMIT:
+                size += length
+                if size > most or length > fr.SHORT_LIMIT:
                     raise TooLargeError(number, limit, self.address)
-                add(_HEAD(_REST + length + size, 5, stream, number, time, length))
+                add(_HEAD(size - LENGTH_BYTES, 5, stream, number, time, length))
                 add(key)
             else:
                 if size > most:
                     raise TooLargeError(number, limit, self.address)
-                add(_HEAD(_REST + size, 5, stream, number, time, 0))
+                add(_HEAD(size - LENGTH_BYTES, 5, stream, number, time, 0))
             add(body)
             room -= size
             if room < 0:
-                await self._write(b"".join(parts))
+                await self._write(_joined(parts, _ONE_WRITE - room))
                 parts.clear()
                 room = _ONE_WRITE
         session.passed(stream, records[-1][0])
-        await self._write(b"".join(parts))
+        await self._write(_joined(parts, _ONE_WRITE - room))
 
     async def _send_columns(self, stream: int, columns: Columns, limit: int) -> None:
         number = columns.too_large(limit)
@@ -235,6 +231,14 @@ class Link:
             await self._writer.drain()
         except OSError as error:
             raise LinkLostError(f"the worker at {self.address} is gone: {error}") from None
+
+
+def _joined(parts: Sequence[bytes], size: int) -> bytes:
+    """Frames that were counted to have so many bytes."""
+    data = b"".join(parts)
+    if len(data) != size:
+        raise fr.Unsendable(NOT_BYTES)
+    return data
 
 
 async def connect(address: str, hello: fr.Hello, tls: ssl.SSLContext | None = None) -> Link:

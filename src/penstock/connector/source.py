@@ -17,10 +17,10 @@
 connection. Then `read`, again and again; one that has many records at once gives them as `Columns`, which cost less
 than half. Both may be plain or `async`; a plain one that waits says `blocking = True` and runs in a thread, one call at
 a time: after a lost connection `seek` waits for a `read` that is still at it. `ack` waits for nothing, and may be
-called meanwhile. Ids of a stream only grow; the same record always has the same id. `seek` may land earlier than asked:
-what the log has already is dropped by its id. If it cannot reach the point it raises `CannotSeekError`, the worker is
-told why, and the connector ends. `ack(point)` says that everything up to that id is durable; what was read and not
-acknowledged may be asked for again.
+called meanwhile. Ids grow from record to record until the next `seek`, or the connector ends; the same record always
+has the same id. `seek` may land earlier than asked: what the log has already is dropped by its id. If it cannot reach
+the point it raises `CannotSeekError`, the worker is told why, and the connector ends. `ack(point)` says that everything
+up to that id is durable; what was read and not acknowledged may be asked for again.
 
 **What is promised.** Each record that `read` gave is in the journal once, in order, if `seek` and `read` keep to that.
 Lost connections are made again, at the other addresses as well, later each time; a worker may move the connector to
@@ -100,6 +100,10 @@ class Connector:
             raise UsageError("a connector needs the address of a worker, and a stream")
         self._addresses = Addresses(addresses)
         self._hello = fr.Hello(version, cookie, program, instance, frozenset({fr.MIGRATE}))
+        try:
+            fr.encode(self._hello)
+        except (fr.Unsendable, UnicodeEncodeError) as error:
+            raise UsageError(f"version, cookie, program and instance fit no HELLO: {error}") from None
         self._flows = {flow.id: flow for flow in map(Flow, streams)}
         self._max_frame = max_frame
         self._patience = patience

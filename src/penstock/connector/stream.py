@@ -8,7 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from penstock.base.errors import PenstockError
+from penstock.base.errors import PenstockError, UsageError
+from penstock.connector.frames import SHORT_LIMIT
 
 
 class Record(NamedTuple):
@@ -85,10 +86,25 @@ def stream_id(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
 
+def require_name(name: str) -> None:
+    """What no NOTIFY can carry is no name of a stream."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"a stream cannot be called {name[:80]!r}: that is no text of UTF-8", hint="give it another name"
+        ) from None
+    if size > SHORT_LIMIT:
+        raise UsageError(
+            f"a stream cannot be called {name[:80]!r}…: that name has {size:,} bytes, the limit is {SHORT_LIMIT:,}"
+        )
+
+
 class Flow:
     """A stream and what the kit knows about it."""
 
     def __init__(self, stream: Stream) -> None:
+        require_name(stream.name)
         self.stream = stream
         self.id = stream_id(stream.name)
         self.acked: int | None = None
