@@ -525,6 +525,84 @@ def test_a_connector_moves_to_another_worker_and_no_stream_ends_by_that(tmp_path
     rigged(tmp_path / "d", test)
 
 
+class Waits(Numbers):
+    """Moves its source on, and then waits before it gives what is there: whoever breaks that off must seek."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, 20, batch=10)
+        self.go_on = threading.Event()
+        self.waits = 0
+
+    def wait(self) -> None:
+        self.waits += 1
+        self.go_on.wait(60)
+
+
+class WaitsInThread(Waits):
+    blocking = True
+
+    def read(self) -> Records:
+        records = super().read()
+        if self.next == 21 and records:
+            self.wait()
+        return records
+
+
+class WaitsInTask(Waits):
+    async def read(self) -> Records:  # type: ignore[override]
+        records = super().read()
+        if self.next == 21 and records:
+            await asyncio.to_thread(self.wait)
+        return records
+
+
+class WaitsInSeek(Waits):
+    async def seek(self, point: int | None) -> None:  # type: ignore[override]
+        super().seek(point)
+        await asyncio.to_thread(self.wait)
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("kind", [WaitsInThread, WaitsInTask, WaitsInSeek])
+def test_a_stream_that_waits_holds_no_move_up_and_goes_on_where_it_was(
+    tmp_path: Path, kind: type[Waits], there: bool
+) -> None:
+    """Neither one that succeeds nor one that comes to nothing."""
+
+    async def test(rig: Rig) -> None:
+        old, new = await rig.worker("old"), await rig.worker("new")
+        waits, busy = kind("waits"), Numbers("busy", 200)
+        running = connector([old.me.address], [waits, busy])
+        busy.gate = 100
+        TASKS[running] = asyncio.create_task(running.serve())
+        await eventually(lambda: running.acked.get("busy") == 100 and waits.waits == 1)
+        async with asyncio.timeout(10):  # and not 30, after which the worker sends it away
+            await old.migrate("i", new.me.address if there else "127.0.0.1:1")
+            busy.gate = 200
+            await eventually(lambda: running.acked.get("busy") == 200)
+        assert (running.link is not None and running.link.address == new.me.address) is there
+        waits.go_on.set()
+        await rig_done(running)
+        numbers = {stream_id("waits"): list(range(1, 21)), stream_id("busy"): list(range(1, 201))}
+        assert ids_of(await rig.frames()) == numbers
+        assert waits.seeks == ([None, None] if kind is WaitsInSeek else [None, 10])
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_stream_that_cancels_itself_ends_the_connector_and_is_not_left_unread(tmp_path: Path) -> None:
+    class Gone(Numbers):
+        async def read(self) -> Records:  # type: ignore[override]
+            raise asyncio.CancelledError
+
+    async def test(rig: Rig) -> None:
+        with pytest.raises(SourceFailedError, match="stream 's': it was cancelled, and not by us"):
+            async with asyncio.timeout(20):
+                await connector([(await rig.worker()).me.address], [Gone("s", 5)]).serve()
+
+    rigged(tmp_path / "d", test)
+
+
 def test_a_connector_moves_there_and_back_under_load(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         a, b = await rig.worker("a", credits=10), await rig.worker("b", credits=10)

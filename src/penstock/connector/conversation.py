@@ -55,6 +55,8 @@ class Conversation:
         """Something has been acknowledged."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._outcome: asyncio.Future[Link | None]
+        self._asking: set[asyncio.Task[None]] = set()
+        """Those that wait for a `seek` or a `read`."""
         self._target = ""
         self._leaving = False
         self._closed = asyncio.Event()
@@ -169,9 +171,10 @@ class Conversation:
     async def _pump(self, flow: Flow, point: int | None) -> None:
         stream, link, last = flow.stream, self._link, -1
         flow.at_end = False
-        await self._call(flow, lambda: stream.seek(point))
+        if not self._target:
+            await self._asked(flow, lambda: stream.seek(point))
         while not self._target:
-            records = await self._call(flow, stream.read)
+            records = await self._asked(flow, stream.read)
             if records is None:
                 flow.at_end = not self._target
                 break
@@ -213,20 +216,34 @@ class Conversation:
         durable, sent = self._durable[stream], self._link.session.last[stream]
         return durable == sent or (durable != NOTHING_SEEN and durable > sent)
 
-    async def _call(self, flow: Flow, method: Callable[[], object]) -> Records:
+    async def _asked(self, flow: Flow, method: Callable[[], object]) -> Records:
+        """What a method of the stream gives; None if we are told to go before it does.
+
+        What it has taken from its source by then comes again: the next that is called is a `seek`.
+        """
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        self._asking.add(task)
         try:
             if flow.stream.blocking:
                 return cast("Records", await flow.in_thread(method))
             return await _called(method())
+        except asyncio.CancelledError:
+            if not task.cancelling():
+                raise UsageError(f"stream '{flow.stream.name}': it was cancelled, and not by us") from None
+            if not self._target or task.uncancel():
+                raise  # the conversation is over
+            return None
         except Exception as error:
             if isinstance(error, PenstockError) and not isinstance(error, fr.Unsendable):
                 raise
             raise UsageError(f"stream '{flow.stream.name}': {_reason(error)}") from error
+        finally:
+            self._asking.discard(task)
 
     # Migration.
 
     def _migrate(self, address: str) -> None:
-        """Stop reading, close the streams, wait for their last ACKs; then go. The later of two addresses counts.
+        """Stop reading at once, close the streams, wait for their last ACKs; then go. The later address counts.
 
         Whether the worker took an EOS_MESSAGE that is not acknowledged yet for the end of a stream, or for that of a
         stream that goes on elsewhere, cannot be known: it is said again there.
@@ -237,6 +254,8 @@ class Conversation:
         self._addresses.fall_back(self._link.address, address)
         if not self._leaving:
             self._leaving = True
+            for task in self._asking:
+                task.cancel()
             self._start(self._leave())
 
     async def _leave(self) -> None:

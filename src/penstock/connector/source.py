@@ -16,11 +16,13 @@
 **Who calls what.** `seek` when the worker has accepted the stream, before the first `read`, and again after every lost
 connection. Then `read`, again and again; one that has many records at once gives them as `Columns`, which cost less
 than half. Both may be plain or `async`; a plain one that waits says `blocking = True` and runs in a thread, one call at
-a time: after a lost connection `seek` waits for a `read` that is still at it. `ack` waits for nothing, and may be
-called meanwhile. Ids grow from record to record until the next `seek`, or the connector ends; the same record always
-has the same id. `seek` may land earlier than asked: what the log has already is dropped by its id. If it cannot reach
-the point it raises `CannotSeekError`, the worker is told why, and the connector ends. `ack(point)` says that everything
-up to that id is durable; what was read and not acknowledged may be asked for again.
+a time. A lost connection, or a worker that sends the connector elsewhere, ends a `seek` or `read` that waits: one that
+is `async` is cancelled, one in a thread is left alone, and the next `seek` waits for it. What it gives then is not
+sent: that `seek` says where to go on. `ack` waits for nothing, and may be called meanwhile. Ids grow from record to
+record until the next `seek`, or the connector ends; the same record always has the same id. `seek` may land earlier
+than asked: what the log has already is dropped by its id. If it cannot reach the point it raises `CannotSeekError`, the
+worker is told why, and the connector ends. `ack(point)` says that everything up to that id is durable; what was read
+and not acknowledged may be asked for again.
 
 **What is promised.** Each record that `read` gave is in the journal once, in order, if `seek` and `read` keep to that.
 Lost connections are made again, at the other addresses as well, later each time; a worker may move the connector to
