@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.connector.rig import COOKIE, WAIT, Numbers, Raw, Rig, eventually, ids
 
 from penstock.base.errors import UsageError
 from penstock.connector import frames as fr
-from penstock.connector.link import connect
+from penstock.connector.link import WorkerRefusedError, connect
 from penstock.connector.source import (
     Columns,
     Connector,
@@ -23,6 +24,7 @@ from penstock.connector.source import (
     Stream,
     stream_id,
 )
+from penstock.connector.worker import Worker
 
 HELLO = fr.Hello(fr.SOURCE_VERSION, COOKIE, "test", "i", frozenset({fr.MIGRATE}))
 
@@ -196,6 +198,153 @@ async def talking(answer: bytes) -> AsyncIterator[str]:
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@asynccontextmanager
+async def senseless(nonsense: bytes, heard: list[str]) -> AsyncIterator[str]:
+    """The address of a worker that says this to who comes first, once it has a stream, and then keeps to the rules."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer, last, first = Raw(reader, writer), fr.NOTHING_SEEN, not heard
+        while (frame := await peer.next()) is not None:
+            match frame:
+                case fr.Hello():
+                    await peer.send(fr.Ok(1000))
+                case fr.Notify(stream=stream):
+                    await peer.send(fr.NotifyAck(True, stream, fr.NOTHING_SEEN))
+                    if first:
+                        await peer.raw(nonsense)
+                case fr.Message(stream=stream, id=number) if not first:
+                    last = number
+                    await peer.send(fr.Ack(1, ((stream, last),)))
+                case fr.EosMessage(stream=stream):
+                    await peer.send(fr.Ack(0, ((stream, last),)))
+                case fr.Error(reason=reason):
+                    heard.append(reason)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("nonsense", "told"),
+    [
+        (b"\0\0\0\x01\x63", "no frame has the tag 99"),
+        (bytes(4), "a frame of length 0"),
+        (b"\xff\xff\xff\xff", "a frame of 4,294,967,295 bytes"),
+        (fr.encode(fr.NotifyAck(True, 7, 0))[:3] + b"\x02\x04\x01", "NOTIFY_ACK is cut short"),
+        (fr.encode(fr.NotifyAck(True, stream_id("s"), 3)), "NOTIFY_ACK success of stream_id"),
+        (fr.encode(fr.Ok(5)), "Bad protocol FSM state: OK"),
+        (fr.encode(fr.Notify(7, "s", 0)), "Invalid message: notify"),
+    ],
+)
+def test_a_worker_that_breaks_the_protocol_is_told_so_and_asked_again_after_a_while(
+    nonsense: bytes, told: str
+) -> None:
+    async def test() -> None:
+        heard: list[str] = []
+        async with senseless(nonsense, heard) as address:
+            assert (await ended([address])).acked == {"s": 10}
+        assert [told in reason for reason in heard] == [True], heard
+
+    asyncio.run(test())
+
+
+def test_a_refusal_of_what_was_not_asked_for_changes_nothing() -> None:
+    async def test() -> None:
+        strange = fr.encode(fr.NotifyAck(False, 7, 0)) + fr.encode(fr.NotifyAck(False, stream_id("s"), 0))
+        async with senseless(strange + fr.encode(fr.Error("go on")), ["heard"]) as address:
+            assert (await ended([address])).acked == {"s": 10}
+
+    asyncio.run(test())
+
+
+def test_a_worker_that_breaks_the_protocol_again_and_again_is_not_asked_without_a_pause() -> None:
+    sessions = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sessions
+        sessions += 1
+        peer = Raw(reader, writer)
+        await peer.next()
+        await peer.send(fr.Ok(1000), fr.NotifyAck(True, 7, 0))
+        while await peer.next() is not None:
+            pass
+        writer.close()
+
+    async def test() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1.5):
+                    await Connector([address], "i", [Numbers("s", 1)], cookie=COOKIE).serve()
+
+    asyncio.run(test())
+    assert 1 < sessions <= 8
+
+
+def taken(
+    worker: Worker, *others: str, streams: int = 1, cookie: bytes = COOKIE
+) -> Coroutine[None, None, None]:
+    """Be taken by one of these, or not."""
+    numbers = [Numbers(f"s{n}", 10) for n in range(streams)]
+    return Connector([worker.me.address, *others], "i", numbers, cookie=cookie, patience=20).serve()
+
+
+def test_a_refusal_that_no_waiting_mends_ends_the_connector_and_says_what_does(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        other = await rig.worker("other", instances=frozenset({"other"}))
+        with pytest.raises(WorkerRefusedError, match="refused: unknown instance 'i'") as unknown:
+            await taken(other)
+        assert "--instance" in (unknown.value.hint or "")
+        few = await rig.worker("few", max_streams=2)
+        with pytest.raises(
+            WorkerRefusedError, match="ended the session: too many streams: 2 are open"
+        ) as many:
+            await taken(few, streams=3)
+        assert many.value.hint == "spread them over several connectors"
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_refusal_ends_the_connector_only_once_every_address_refuses(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        stranger = await rig.worker("stranger", cookie=b"another")
+        other = await rig.worker("other", instances=frozenset({"other"}))
+        with pytest.raises(WorkerRefusedError):
+            await taken(stranger, other.me.address)
+        takes = await rig.worker("takes")
+        await taken(stranger, other.me.address, takes.me.address)
+        assert ids_of(await rig.frames()) == {stream_id("s0"): list(range(1, 11))}
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_worker_that_is_away_may_take_what_another_refuses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both are told, each once."""
+
+    async def test(rig: Rig) -> None:
+        stranger = await rig.worker("stranger", cookie=b"another")
+        running = Connector(["127.0.0.1:1", stranger.me.address], "i", [Numbers("s", 1)], patience=1)
+        with caplog.at_level(logging.WARNING), pytest.raises(SourceFailedError, match="no worker answered"):
+            await running.serve()
+        told = [one.getMessage() for one in caplog.records if one.name == "penstock.connector.source"]
+        assert ["127.0.0.1:1" in told[0], "Bad cookie" in told[1], len(told)] == [True, True, 2]
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_worker_that_refuses_who_is_moved_there_does_not_end_the_connector() -> None:
+    async def test() -> None:
+        async with answering(fr.Error("Bad cookie")) as stranger:
+            host, _, port = stranger.rpartition(":")
+            async with ending(fr.Ok(1000), fr.Migrate(host, int(port))) as worker:
+                assert (await ended([worker])).acked == {"s": 10}
+
+    asyncio.run(test())
 
 
 STRANGE = [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0\0\0\x01\xff", fr.encode(fr.Notify(7, "s", 0)), b"\0\0"]

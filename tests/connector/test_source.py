@@ -761,7 +761,7 @@ def test_the_old_address_is_tried_before_the_new_one_when_a_migration_is_cut_off
             raise AssertionError
 
         running._connected = noted  # type: ignore[method-assign]
-        running._addresses.pass_on()
+        running._addresses.prefer(old.me.address)
         await started(running, streams, 100)
         await old.migrate("i", new.me.address)
         await moved(rig, running, streams)

@@ -26,20 +26,27 @@ class Addresses:
             split(address)
         self._known = list(dict.fromkeys(given))
         self._turn = 0
+        self._refused: frozenset[str] = frozenset()
+        """Those that refused for good, one after the other."""
 
     @property
     def current(self) -> str:
         """The one to try."""
         return self._known[self._turn % len(self._known)]
 
-    def pass_on(self) -> None:
-        """It is the next one's turn."""
+    def failed(self, address: str, *, for_good: bool) -> bool:
+        """It is the next one's turn. True if there is none that might take us: all have refused for good.
+
+        One that does anything else, be it that it does not answer, may yet be mended, and so may the others by then.
+        """
         self._turn += 1
+        self._refused = self._refused | {address} if for_good else frozenset()
+        return self._refused.issuperset(self._known)
 
     def prefer(self, *addresses: str) -> None:
         """Use these from now on, the first of them first; the others are tried if nobody answers there."""
         self._known = list(dict.fromkeys([*addresses, *self._known]))
-        self._turn = 0
+        self._turn, self._refused = 0, frozenset()
 
     def fall_back(self, old: str, new: str) -> None:
         """What to try, the one before the other, if a migration comes to nothing and the connection is lost."""

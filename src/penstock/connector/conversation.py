@@ -19,7 +19,15 @@ from penstock.connector import frames as fr
 from penstock.connector.addresses import Addresses, wait_after
 from penstock.connector.frames import NOTHING_SEEN
 from penstock.connector.given import UNSENDABLE, fault, last_id
-from penstock.connector.link import Fields, Link, LinkLostError, MovedError, WorkerRefusedError
+from penstock.connector.link import (
+    Fields,
+    Link,
+    LinkLostError,
+    MovedError,
+    SenselessError,
+    WorkerRefusedError,
+    is_final,
+)
 from penstock.connector.session import Connection
 from penstock.connector.session import Stream as State
 from penstock.connector.stream import Flow, Records, SourceFailedError
@@ -71,19 +79,24 @@ class Conversation:
         self._start(self._notify(list(self._flows.values())))
         try:
             return await self._outcome
-        except LinkLostError:
+        except SenselessError as error:
+            await self._give_up(error.reason)
             raise
-        except (MovedError, WorkerRefusedError):
+        except (LinkLostError, MovedError, WorkerRefusedError):
             raise
         except Exception as error:
             reason = _reason(error)
-            with suppress(PenstockError):
-                await self._link.send(fr.Error(reason))
+            await self._give_up(reason)
             raise SourceFailedError(reason, hint=getattr(error, "hint", None)) from error
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _give_up(self, reason: str) -> None:
+        """Tell the worker why."""
+        with suppress(PenstockError):
+            await self._link.send(fr.Error(reason))
 
     def _start(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -112,7 +125,8 @@ class Conversation:
                 case fr.NotifyAck(success=True, stream=stream, point=point):
                     self._accepted(self._flows[stream], point)
                 case fr.NotifyAck(stream=stream):
-                    self._refused.append(self._flows[stream])
+                    if self._link.session.stream(stream) is State.CLOSED:  # or it answers no NOTIFY of ours
+                        self._refused.append(self._flows[stream])
                 case fr.Ack(points=points):
                     await self._acked(points)
                 case fr.Restart(address=address):
@@ -120,7 +134,7 @@ class Conversation:
                         raise MovedError(address)
                     raise LinkLostError("the worker asked to start again")
                 case fr.Error(reason=reason):
-                    raise WorkerRefusedError(f"the worker ended the session: {reason}")
+                    raise WorkerRefusedError(f"the worker at {self._link.address} ended the session", reason)
                 case fr.Migrate(host=host, port=port):
                     self._migrate(f"{host}:{port}")
                 case _:
@@ -147,7 +161,7 @@ class Conversation:
                 continue
             self.progressed = True
             if point != NOTHING_SEEN:
-                self._require_order(flow, point)
+                self._require_sent(flow, point)
                 flow.acked = self._durable[stream] = point
                 await _called(flow.stream.ack(point))
             if flow.at_end and self._link.session.stream(stream) is State.CLOSED:
@@ -156,14 +170,13 @@ class Conversation:
             again, self._refused = self._refused, []
             self._start(self._notify(again))
 
-    def _require_order(self, flow: Flow, point: int) -> None:
+    def _require_sent(self, flow: Flow, point: int) -> None:
         """More is durable of a stream that has ended than its last record: it will never be told that this is, too."""
         session = self._link.session
         if session.stream(flow.id) is State.CLOSING and point > session.last[flow.id]:
-            raise UsageError(
-                f"stream '{flow.stream.name}' ended with message {session.last[flow.id]}, behind message {point}: the "
-                "worker drops whatever has no greater id than the one before it",
-                hint="ids of a stream only grow",
+            raise SenselessError(
+                self._link.address,
+                f"ACK of message {point} of stream_id {flow.id}, which ended with message {session.last[flow.id]}",
             )
 
     # One stream.
@@ -263,6 +276,7 @@ class Conversation:
         while any(state in open_states for state in self._link.session.streams.values()):
             self._closed.clear()
             await self._closed.wait()
+        why = "sent elsewhere each time"
         for failures in range(1, self._migration_tries + 1):
             try:
                 with faults.step("source-move"):
@@ -272,7 +286,10 @@ class Conversation:
                 self._addresses.fall_back(self._link.address, moved.address)
                 continue
             except (LinkLostError, WorkerRefusedError) as error:
-                log.info("%s", error.message)
+                why = error.message
+                log.info("%s", why)
+                if is_final(error):
+                    break
                 await asyncio.sleep(wait_after(failures))
                 continue
             if self._link.session.connection is Connection.MIGRATING:
@@ -281,9 +298,9 @@ class Conversation:
             self._addresses.prefer(link.address)
             self._finish(link)
             return
-        with suppress(PenstockError):
-            await self._link.send(fr.Error(f"nobody answers at {self._target}"))
-        raise LinkLostError(f"nobody answers at {self._target}")
+        why = f"cannot go to {self._target}: {why}"
+        await self._give_up(why)
+        raise LinkLostError(why)
 
 
 def _reason(error: Exception) -> str:

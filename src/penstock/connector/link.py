@@ -45,6 +45,18 @@ class LinkLostError(PenstockError):
 class WorkerRefusedError(PenstockError):
     """The worker answered with an ERROR."""
 
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(f"{what}: {reason}", hint=_hint(reason))
+        self.reason = reason
+
+
+class SenselessError(LinkLostError):
+    """What the worker sent is no frame, or none that it may send now."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"the worker at {address} does not keep to the protocol: {reason}")
+        self.reason = reason
+
 
 class UntrustedError(LinkLostError):
     """The worker shows a certificate that nobody we trust has signed, or one of another name."""
@@ -78,11 +90,16 @@ _FINAL: Final = (
     "Unknown protocol version",
     "no instance can be called",
     "the instance has no name",
+    "unknown instance",
+    "too many streams",
 )
 """Refusals that no waiting mends."""
 _HINTS: Final = {
     "Bad cookie": "give the cookie that the worker was started with (--cookie-file)",
     "Unknown protocol version": "connector and worker must be of versions that speak the same protocol",
+    "unknown instance": "name one that the worker was started with (--instance), or start it with this one, too",
+    "too many streams: the names": "give new streams an instance of their own",
+    "too many streams": "spread them over several connectors",
     "too many connections": "try later, or start the worker with more --max-sessions",
 }
 
@@ -91,11 +108,11 @@ def _hint(reason: str) -> str | None:
     return next((hint for begin, hint in _HINTS.items() if reason.startswith(begin)), None)
 
 
-def is_final(error: LinkLostError | WorkerRefusedError, *, first: bool) -> bool:
-    """Whether trying again is of no use. `first`: there was no session yet, so it is our trust that is wrong."""
-    if isinstance(error, UntrustedError):
-        return first
-    return error.message.partition(" refused: ")[2].startswith(_FINAL)
+def is_final(error: PenstockError) -> bool:
+    """Whether trying again at the same address is of no use."""
+    if isinstance(error, WorkerRefusedError):
+        return error.reason.startswith(_FINAL)
+    return isinstance(error, UntrustedError)
 
 
 class Link:
@@ -129,9 +146,7 @@ class Link:
                     self.longest_frame = fr.longest_frame(capabilities)
                     return
                 case fr.Error(reason=reason):
-                    raise WorkerRefusedError(
-                        f"the worker at {self.address} refused: {reason}", hint=_hint(reason)
-                    )
+                    raise WorkerRefusedError(f"the worker at {self.address} refused", reason)
                 case fr.Migrate(host=host, port=port):
                     raise MovedError(f"{host}:{port}")
                 case _:
@@ -139,16 +154,19 @@ class Link:
         raise LinkLostError(f"the worker at {self.address} closed the connection")
 
     async def frames(self) -> AsyncIterator[Frame]:
-        """What the worker says, until it closes the connection."""
+        """What the worker says, until it closes the connection. Raises `SenselessError`."""
         while True:
             while self._come:
-                frame = fr.frame_of(self._come.popleft())
-                self.session.frame(Side.WORKER, frame)
+                try:
+                    frame = fr.frame_of(self._come.popleft())
+                    self.session.frame(Side.WORKER, frame)
+                except (fr.FrameError, IllegalFrameError) as error:
+                    raise SenselessError(self.address, error.message) from None
                 if isinstance(frame, (fr.Ok, fr.Ack)):
                     self._credit.set()
                 yield frame
             if self._splitter.fault is not None:
-                raise self._splitter.fault
+                raise SenselessError(self.address, self._splitter.fault.message)
             try:
                 data = await self._reader.read(65536)
             except OSError:
@@ -263,10 +281,10 @@ async def connect(address: str, hello: fr.Hello, tls: ssl.SSLContext | None = No
             await link.close()
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "no answer"
         raise LinkLostError(f"no worker at {address}: {reason}") from None
-    except (fr.FrameError, IllegalFrameError) as error:
+    except SenselessError as error:
         if link is not None:
             await link.close()
-        raise LinkLostError(f"what answers at {address} is no worker: {error.message}") from None
+        raise LinkLostError(f"what answers at {address} is no worker: {error.reason}") from None
     except BaseException:
         if link is not None:
             await link.close()

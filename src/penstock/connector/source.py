@@ -45,7 +45,15 @@ from penstock.connector.addresses import Addresses, wait_after
 from penstock.connector.columns import Columns
 from penstock.connector.conversation import Conversation
 from penstock.connector.frames import SOURCE_VERSION
-from penstock.connector.link import Link, LinkLostError, MovedError, WorkerRefusedError, connect, is_final
+from penstock.connector.link import (
+    Link,
+    LinkLostError,
+    MovedError,
+    SenselessError,
+    WorkerRefusedError,
+    connect,
+    is_final,
+)
 from penstock.connector.stream import (
     CannotSeekError,
     Flow,
@@ -148,9 +156,11 @@ class Connector:
         memory.keep_used()
         failures, self._heard = 0, asyncio.get_running_loop().time()
         link: Link | None = None
+        told: set[str] = set()
         while not self._stop.is_set() and not self._done:
+            address = link.address if link is not None else self._addresses.current
             try:
-                link = link or await self._unless_stopped(self._connected(self._addresses.current))
+                link = link or await self._unless_stopped(self._connected(address))
                 if link is None:
                     return
                 link = await self._session(link)
@@ -159,15 +169,19 @@ class Connector:
             except MovedError as moved:
                 self._addresses.prefer(moved.address)
             except (LinkLostError, WorkerRefusedError) as error:
-                if is_final(error, first=self.link is None):
+                if self._addresses.failed(address, for_good=is_final(error)):
                     raise
-                self._addresses.pass_on()
+                if isinstance(error, (WorkerRefusedError, SenselessError)):
+                    self._progressed = False  # it may say the same again, each time behind some ACKs
                 # Told once where nothing gets anywhere: who waits at a wrong address would not know why.
-                known = failures or self._progressed
+                known = self._progressed or error.message in told
                 log.log(logging.INFO if known else logging.WARNING, "%s; trying again", error.message)
+                told.add(error.message)
             link = None
             self._require_patience()
             # After a session that got somewhere the next one is tried at once; then each waits longer.
+            if self._progressed:
+                told.clear()
             failures, self._progressed = 0 if self._progressed else failures + 1, False
             if failures:
                 await self._pause(failures)
