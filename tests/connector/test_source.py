@@ -283,7 +283,7 @@ def test_columns_that_cannot_be_made_are_told_with_their_stream(tmp_path: Path) 
     rigged(tmp_path / "d", test)
 
 
-@pytest.mark.parametrize("name", ["s\udcff", "n" * 65_536, "ü" * 32_768])
+@pytest.mark.parametrize("name", ["s\udcff", "n" * 65_536, "ü" * 32_768], ids=["surrogate", "long", "wide"])
 def test_a_name_that_no_frame_can_carry_is_refused_where_it_is_given(name: str) -> None:
     with pytest.raises(UsageError, match="a stream cannot be called '"):
         Connector(["h:1"], "i", [Numbers(name, 1)])
