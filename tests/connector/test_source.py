@@ -270,6 +270,37 @@ def test_a_record_that_no_frame_can_carry_is_named_and_not_sent(
     assert refusal(tmp_path, records).startswith(f"stream 's': {told}")
 
 
+@pytest.mark.parametrize(
+    ("odd", "told"),
+    [
+        ((299, b"", b"", 0), "message 299 comes behind message 299"),
+        ((300, WIDE, b"", 0), "message 300 has a body of type array"),
+        ((300, "text", b"", 0), "message 300 has a body of type str"),
+        ((300, b"", WIDE, 0), "message 300 has a key of type array"),
+        ((-1, b"", b"", 0), "record 299 of a `read` has the id -1"),
+        ((300, b"", b"", 0.5), "message 300 has the time 0.5"),
+        ((300, b"", b"", 0, 0), "record 299 of a `read` is (300, b'', b'', 0, 0), and not"),
+        ((300, b""), "record 299 of a `read` is (300, b''), and not"),
+    ],
+)
+def test_one_record_of_many_that_no_frame_can_carry_is_named(tmp_path: Path, odd: object, told: str) -> None:
+    """Many are looked at together."""
+    many: list[object] = [Record(number, b"") for number in range(1, 300)]
+    assert refusal(tmp_path, [*many, odd], sent=range(1, 300)).startswith(f"stream 's': {told}")
+
+
+def test_many_records_arrive_as_few_do(tmp_path: Path) -> None:
+    """Also with an absent key among them, as `if key` takes it."""
+
+    async def test(rig: Rig) -> None:
+        given = [(n, b"%d" % n, b"k" if n % 3 else cast("bytes", None), -n) for n in range(1, 1001)]
+        await connector([(await rig.worker(credits=400)).me.address], [Given(given)]).serve()
+        found = [frame for frame in await rig.frames() if isinstance(frame, fr.Message)]
+        assert [(each.id, bytes(each.body), bytes(each.key) or None, each.time) for each in found] == given
+
+    rigged(tmp_path / "d", test)
+
+
 def test_columns_that_cannot_be_made_are_told_with_their_stream(tmp_path: Path) -> None:
     class Odd(Given):
         def read(self) -> Records:

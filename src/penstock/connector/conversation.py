@@ -18,7 +18,7 @@ from penstock.base.errors import PenstockError, UsageError
 from penstock.connector import frames as fr
 from penstock.connector.addresses import Addresses, wait_after
 from penstock.connector.frames import NOTHING_SEEN
-from penstock.connector.given import UNSENDABLE, fault, last_id
+from penstock.connector.given import UNSENDABLE, fault, last_id, together
 from penstock.connector.link import (
     Fields,
     Link,
@@ -163,7 +163,8 @@ class Conversation:
             if point != NOTHING_SEEN:
                 self._require_sent(flow, point)
                 flow.acked = self._durable[stream] = point
-                await _called(flow.stream.ack(point))
+                if inspect.isawaitable(acked := flow.stream.ack(point)):
+                    await acked
             if flow.at_end and self._link.session.stream(stream) is State.CLOSED:
                 flow.ended = True
         if self._refused and not self._target:
@@ -203,6 +204,7 @@ class Conversation:
     async def _give(self, flow: Flow, records: Sequence[Fields], last: int) -> int:
         """Send what `read` gave behind message `last`, as there are credits for it; the last id of it."""
         try:
+            records = together(records)
             reached, at = last_id(records, last), 0
             while at < len(records) and not self._target:
                 some = records[at : at + await self._link.credits(len(records) - at)]
@@ -230,26 +232,29 @@ class Conversation:
         return durable == sent or (durable != NOTHING_SEEN and durable > sent)
 
     async def _asked(self, flow: Flow, method: Callable[[], object]) -> Records:
-        """What a method of the stream gives; None if we are told to go before it does.
+        """What a method of the stream gives; None if we are told to go before it does."""
+        try:
+            given = flow.in_thread(method) if flow.stream.blocking else method()
+            return cast(
+                "Records", await self._unless_moved(flow, given) if inspect.isawaitable(given) else given
+            )
+        except Exception as error:
+            if isinstance(error, PenstockError) and not isinstance(error, fr.Unsendable):
+                raise
+            raise UsageError(f"stream '{flow.stream.name}': {_reason(error)}") from error
 
-        What it has taken from its source by then comes again: the next that is called is a `seek`.
-        """
+    async def _unless_moved(self, flow: Flow, waiting: Awaitable[object]) -> object:
+        """Broken off if we are told to go. What it has taken from its source comes again: a `seek` is called next."""
         task = cast("asyncio.Task[None]", asyncio.current_task())
         self._asking.add(task)
         try:
-            if flow.stream.blocking:
-                return cast("Records", await flow.in_thread(method))
-            return await _called(method())
+            return await waiting
         except asyncio.CancelledError:
             if not task.cancelling():
                 raise UsageError(f"stream '{flow.stream.name}': it was cancelled, and not by us") from None
             if not self._target or task.uncancel():
                 raise  # the conversation is over
             return None
-        except Exception as error:
-            if isinstance(error, PenstockError) and not isinstance(error, fr.Unsendable):
-                raise
-            raise UsageError(f"stream '{flow.stream.name}': {_reason(error)}") from error
         finally:
             self._asking.discard(task)
 
@@ -305,7 +310,3 @@ class Conversation:
 
 def _reason(error: Exception) -> str:
     return error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
-
-
-async def _called(result: object) -> Records:
-    return cast("Records", await result if inspect.isawaitable(result) else result)

@@ -19,6 +19,24 @@ from penstock.connector.link import Fields
 UNSENDABLE: Final = (Unsendable, StructError, TypeError, ValueError, OverflowError)
 """What looking at records and making their bytes raises, if the records are at fault."""
 
+MANY: Final = 256
+"""So many records cost less as columns, though they must be taken apart for that."""
+
+
+def together(records: Sequence[Fields]) -> Sequence[Fields]:
+    """Many records as columns; as they are where those make none, so that the record is found that is at fault."""
+    if len(records) < MANY or isinstance(records, Columns):
+        return records
+    try:
+        # One list after the other: `zip` makes an iterator of each record, which is work for the garbage collector.
+        ids = [number for number, _, _, _ in records]
+        bodies = [each[1] for each in records]
+        keys = [each[2] or b"" for each in records]
+        times = [each[3] for each in records]
+        return Columns(ids, bodies, keys=keys if any(keys) else None, times=times if any(times) else None)
+    except UNSENDABLE:
+        return records
+
 
 def last_id(records: Sequence[Fields], last: int) -> int:
     """The last of their ids, which grow from `last` on; -1 is before all. Raises one of `UNSENDABLE`."""

@@ -17,14 +17,13 @@ from penstock.base.errors import PenstockError, UsageError
 from penstock.connector import frames as fr
 from penstock.connector import wire
 from penstock.connector.columns import NOT_BYTES, Columns
-from penstock.connector.frames import Frame
+from penstock.connector.frames import HEAD_AFTER_LENGTH, Frame
 from penstock.connector.framing import LENGTH_BYTES, Splitter
 from penstock.connector.session import Connection, IllegalFrameError, Session, Side
 from penstock.connector.settings import split
 from penstock.connector.wire import Timer, bear, keep_alive, under_way
 
 _HEAD: Final = fr.HEAD.pack
-_HEAD_SIZE: Final = fr.HEAD.size
 _ONE_WRITE = 512 << 10
 Fields = tuple[int, bytes, bytes, int]
 """Id, body, key and time of a record."""
@@ -198,28 +197,29 @@ class Link:
             await self._send_columns(stream, records, limit)
             return
         parts: list[bytes] = []
-        add, room, most = parts.append, _ONE_WRITE, limit + LENGTH_BYTES
+        add, room, keyed = parts.append, _ONE_WRITE, 0
         for number, body, key, time in records:
-            size = len(body) + _HEAD_SIZE
+            size = len(body) + HEAD_AFTER_LENGTH
             if key:
                 length = len(key)
                 size += length
-                if size > most or length > fr.SHORT_LIMIT:
+                if size > limit or length > fr.SHORT_LIMIT:
                     raise TooLargeError(number, limit, self.address)
-                add(_HEAD(size - LENGTH_BYTES, 5, stream, number, time, length))
+                add(_HEAD(size, 5, stream, number, time, length))
                 add(key)
+                keyed += 1
             else:
-                if size > most:
+                if size > limit:
                     raise TooLargeError(number, limit, self.address)
-                add(_HEAD(size - LENGTH_BYTES, 5, stream, number, time, 0))
+                add(_HEAD(size, 5, stream, number, time, 0))
             add(body)
             room -= size
             if room < 0:
-                await self._write(_joined(parts, _ONE_WRITE - room))
+                await self._write(_joined(parts, keyed, _ONE_WRITE - room))
                 parts.clear()
-                room = _ONE_WRITE
+                room, keyed = _ONE_WRITE, 0
         session.passed(stream, records[-1][0])
-        await self._write(_joined(parts, _ONE_WRITE - room))
+        await self._write(_joined(parts, keyed, _ONE_WRITE - room))
 
     async def _send_columns(self, stream: int, columns: Columns, limit: int) -> None:
         number = columns.too_large(limit)
@@ -251,10 +251,10 @@ class Link:
             raise LinkLostError(f"the worker at {self.address} is gone: {error}") from None
 
 
-def _joined(parts: Sequence[bytes], size: int) -> bytes:
-    """Frames that were counted to have so many bytes."""
+def _joined(parts: Sequence[bytes], keyed: int, size: int) -> bytes:
+    """Frames of so many parts, `keyed` of them keys, that were counted to have `size` bytes behind their lengths."""
     data = b"".join(parts)
-    if len(data) != size:
+    if len(data) != size + (len(parts) - keyed) // 2 * LENGTH_BYTES:
         raise fr.Unsendable(NOT_BYTES)
     return data
 
