@@ -217,9 +217,10 @@ def test_a_connector_that_is_told_to_move_to_what_is_no_worker_comes_back(tmp_pa
         running = Connector([worker.me.address], "i", [stream], cookie=COOKIE, migration_tries=2)
         serving = asyncio.create_task(running.serve())
         await eventually(lambda: running.acked.get("s") == 50)
+        before = running.link
         async with talking(STRANGE[0]) as strange:
             await worker.migrate("i", strange)
-            await eventually(lambda: running.link is None or serving.done())
+            await eventually(lambda: running.link is not before or serving.done())
             stream.gate = 100
             async with asyncio.timeout(WAIT):
                 await serving
