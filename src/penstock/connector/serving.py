@@ -315,9 +315,9 @@ class Peer(asyncio.BufferedProtocol):
             # Peers that tell of no capability take the last id of an empty stream for an error.
             if last != NOTHING_SEEN or (self.hello is not None and self.hello.capabilities):
                 self._points[stream] = last
+                self._owe(0)
             else:
                 self.session.closed_in_silence(stream)
-            self._owe(0)
             instance.settled()
 
         if self.session.connection is Connection.MIGRATING:
