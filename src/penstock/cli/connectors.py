@@ -156,8 +156,10 @@ def worker(
       penstock connector worker --listen 127.0.0.1:7110 --cookie-file cookie
       penstock connector worker --listen 0.0.0.0:7110 --broker https://broker:8080 --cookie-file cookie
     """
-    from penstock.connector.settings import WorkerSettings
+    from penstock.connector.settings import WorkerSettings, dialable
 
+    if advertise:
+        dialable(advertise)
     settings = WorkerSettings(
         cookie=cookie_of(cookie_file),
         credits=credit,
@@ -358,10 +360,10 @@ def migrate(
     """
     from penstock.cli.places import who
     from penstock.connector import moving
-    from penstock.connector.settings import split
+    from penstock.connector.settings import dialable
     from penstock.pipeline.clock import now_us
 
-    split(target)
+    dialable(target)
     cookie = cookie_of(cookie_file)
     workers = moving.able(_survey(connection, journals))
     warn(moving.unknown(workers, target))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.base.errors import PenstockError
-from penstock.connector.settings import split
+from penstock.connector.settings import dialable
 from penstock.connector.status import WorkerStatus, request
 from penstock.journal import upkeep
 from penstock.journal.client import Client
@@ -58,7 +58,7 @@ def journal_of(prefix: str, instance: str) -> str:
 
 def move(workers: Sequence[WorkerStatus], what: str, target: str, cookie: bytes) -> Moved:
     """Have the worker that has it move the instance that is meant: by its name, or by that of an open stream."""
-    split(target)
+    dialable(target)
     for each in able(workers):
         instance = _asked(each, what, target, cookie)
         if instance is not None:
