@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.base.errors import PenstockError
+from penstock.base.texts import one_line
 from penstock.connector.settings import dialable
 from penstock.connector.status import WorkerStatus, request
 from penstock.journal import upkeep
@@ -90,4 +91,6 @@ def _asked(worker: WorkerStatus, what: str, target: str, cookie: bytes) -> str |
     if code == 404:
         return None
     hint = "give the cookie that the worker was started with: --cookie-file, also of `console` and `run --console`"
-    raise PenstockError(f"the worker at {worker.address} refused: {text}", hint=hint if code == 403 else None)
+    raise PenstockError(
+        f"the worker at {worker.address} refused: {one_line(text)}", hint=hint if code == 403 else None
+    )
