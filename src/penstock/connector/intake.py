@@ -45,6 +45,8 @@ _WORTH_KEEPING: Final = SIZE // 8
 """Less than this is copied out of a large buffer, rather than have it wait for the log with all that is around it."""
 LONGEST_HELLO: Final = 1 + 5 * (2 + SHORT_LIMIT)
 """What a peer that has shown no cookie yet may make us keep, however long frames may be later."""
+_TLS: Final = b"\x16\x03"
+"""So begins whoever speaks TLS."""
 _FRESH: Final = -1
 """In `Intake.last`: nothing was seen of this stream."""
 
@@ -169,6 +171,8 @@ class Intake:
 
     def greeting(self) -> Greeting | Frame | None:
         """What a HELLO says, or the frame that came in its place; None if it is not complete."""
+        if self._data.startswith(_TLS, self._at, self._end):  # as a length, far above any limit
+            raise FrameError("this looks like TLS, and this worker has no certificate")
         payload = self.payload(LONGEST_HELLO)
         if payload is None:
             return None

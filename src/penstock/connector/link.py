@@ -15,6 +15,7 @@ from struct import Struct
 from typing import Final
 
 from penstock.base.errors import PenstockError, UsageError
+from penstock.base.texts import one_line
 from penstock.connector import frames as fr
 from penstock.connector import wire
 from penstock.connector.columns import Columns
@@ -38,6 +39,10 @@ _UNREAD = 300.0
 Only while something is on its way: the kernel has one limit for that and for keep-alive, and a connector that waits
 would notice a worker that vanished as late.
 """
+
+
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+"""How OpenSSL names an answer that is no TLS."""
 
 
 class LinkLostError(PenstockError):
@@ -132,13 +137,15 @@ class Link:
                     return
                 case fr.Error(reason=reason):
                     raise WorkerRefusedError(
-                        f"the worker at {self.address} refused: {reason}", hint=_hint(reason)
+                        f"the worker at {self.address} refused: {one_line(reason)}", hint=_hint(reason)
                     )
                 case fr.Migrate(host=host, port=port):
                     raise MovedError(f"{host}:{port}")
                 case _:
                     raise LinkLostError(f"the worker at {self.address} answered HELLO with {frame}")
-        raise LinkLostError(f"the worker at {self.address} closed the connection")
+        plain = self._writer.get_extra_info("ssl_object") is None
+        perhaps = " and did not answer; if it speaks TLS, say --tls" if plain else ""
+        raise LinkLostError(f"the worker at {self.address} closed the connection{perhaps}")
 
     async def frames(self) -> AsyncIterator[Frame]:
         """What the worker says, until it closes the connection."""
@@ -258,6 +265,8 @@ async def connect(address: str, hello: fr.Hello, tls: ssl.SSLContext | None = No
         if link is not None:
             await link.close()
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "no answer"
+        if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
+            reason = "what answers does not speak TLS"
         raise LinkLostError(f"no worker at {address}: {reason}") from None
     except (fr.FrameError, IllegalFrameError) as error:
         if link is not None:

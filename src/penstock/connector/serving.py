@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.base import faults
 from penstock.base.errors import PenstockError
+from penstock.base.texts import one_line
 from penstock.connector import frames as fr
 from penstock.connector.directory import STOPPING
 from penstock.connector.frames import NOTHING_SEEN, Frame, FrameError
@@ -228,7 +229,7 @@ class Peer(asyncio.BufferedProtocol):
             case fr.EosMessage(stream=stream):
                 self._ended(stream)
             case fr.Error(reason=reason):
-                log.warning("connector %s gave up: %s", self.address, reason[:2000])
+                log.warning("connector %s gave up: %s", self.address, one_line(reason, 2000))
                 self.worker.counters.gave_up(self.instance.name if self.instance else "", reason)
                 self._end()
             case fr.MigrationAck():
@@ -374,7 +375,7 @@ class Peer(asyncio.BufferedProtocol):
         """The peer did something that it must not: tell it, and close."""
         if self._over:
             return
-        log.info("connection of %s ended: %s", self.address or "a connector", reason)
+        log.info("connection of %s ended: %s", self.address or "a connector", one_line(reason))
         self.worker.counters.fault(reason)
         self._write(fr.Error(reason))
         self._end()
