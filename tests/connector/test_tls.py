@@ -14,7 +14,8 @@ from tests.connector.rig import COOKIE, Numbers, Rig, eventually, ids_of, rigged
 from tests.journal.authority import Authority
 
 from penstock.cli import cli
-from penstock.connector.link import UntrustedError
+from penstock.connector import frames as fr
+from penstock.connector.link import LinkLostError, UntrustedError, connect
 from penstock.connector.settings import WorkerTls
 from penstock.connector.source import Connector, stream_id
 from penstock.journal.tls import ClientTls, ServerTls
@@ -141,5 +142,21 @@ def test_a_flood_of_connections_without_a_handshake_takes_no_more_than_its_share
         assert not any(each.closed for each in flood[:5])
         await connector([worker.me.address], [Numbers("s", 100)], authority.ca_file).serve()
         assert worker.counters.messages == 100
+
+    rigged(tmp_path / "d", test)
+
+
+def test_who_speaks_tls_to_one_who_does_not_is_told_so(tmp_path: Path, authority: Authority) -> None:
+    hello = fr.Hello("0.0.1", COOKIE, "test", "i")
+
+    async def test(rig: Rig) -> None:
+        plain = await rig.worker("plain")
+        with pytest.raises(LinkLostError, match="what answers does not speak TLS"):
+            await connect(plain.me.address, hello, ClientTls(authority.ca_file).ssl_context())
+        assert "this looks like TLS" in plain.counters.recent[-1]
+        rig.tls = tls_of(authority)
+        secret = await rig.worker("secret")
+        with pytest.raises(LinkLostError, match="did not answer; if it speaks TLS, say --tls"):
+            await connect(secret.me.address, hello)
 
     rigged(tmp_path / "d", test)

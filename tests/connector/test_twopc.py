@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.base.errors import AwayError
 from penstock.connector.frames import (
+    NOT_NOW,
     Ack,
     EosMessage,
     Error,
@@ -239,6 +241,13 @@ def test_a_greeting_that_is_no_use(frame: Frame, why: str) -> None:
         machine.receive(payload(Ok(2)))
     with pytest.raises(SinkError, match=why):
         machine.receive(payload(frame))
+
+
+@pytest.mark.parametrize("begin", ["", NOT_NOW])
+def test_the_reason_of_a_sink_is_one_line(begin: str) -> None:
+    with pytest.raises((SinkError, AwayError)) as caught:
+        greeted().receive(payload(Error(f"{begin}full\naudit: all is well \x1b[31m")))
+    assert caught.value.message.endswith(r": full\naudit: all is well \x1b[31m")
 
 
 def test_bytes_that_are_no_frame_end_it() -> None:

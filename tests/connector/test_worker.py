@@ -90,7 +90,7 @@ def test_frames_that_are_not_for_now_end_the_connection_with_the_reason(
         (bytes(4), "length 0"),
         (bytes.fromhex("0000000109"), "tag 9"),
         (fr.encode(fr.Notify(1, "s", 0)), "Bad protocol FSM state"),
-        (fr.encode(fr.EosMessage(1)), "Bad protocol FSM state"),
+        (fr.encode(fr.EosMessage(1)), "Unable to decode message"),
         (fr.encode(fr.Hello("9.9.9", COOKIE, "p", "i")), "Unknown protocol version: 9.9.9"),
         (fr.encode(fr.Hello("0.0.1", b"guess", "p", "i")), "Bad cookie"),
         (fr.encode(fr.Hello("0.0.1", b"", "p", "i")), "Bad cookie"),

@@ -202,10 +202,46 @@ def test_frames_out_of_their_turn_are_named(tmp_path: Path, frames: list[fr.Fram
         peer = await rig.streaming(worker, 7)
         await peer.send(*frames)
         assert reason in await peer.error()
-        for early in (fr.Message(7, 1), fr.Ok(5), fr.MigrationAck()):
-            other = await rig.peer(worker, hello=False)
-            await other.send(early)
-            assert (await other.error()).startswith("Bad protocol FSM state")
+
+    rigged(tmp_path / "d", test)
+
+
+@pytest.mark.parametrize(
+    ("early", "reason"),
+    [
+        (fr.Notify(7, "s", 0), "Bad protocol FSM state"),
+        (fr.Message(7, 1), "Bad protocol FSM state"),
+        (fr.MigrationAck(), "Bad protocol FSM state"),
+        (fr.EosMessage(7), "Unable to decode message"),
+        (fr.Ok(5), "Invalid message: ok"),
+        (fr.NotifyAck(True, 7, 1), "Invalid message: notify_ack"),
+        (fr.Ack(1), "Invalid message: ack"),
+        (fr.Restart(), "Invalid message: restart"),
+        (fr.Migrate("h", 1), "Invalid message: migrate"),
+    ],
+)
+def test_frames_before_hello_are_named(tmp_path: Path, early: fr.Frame, reason: str) -> None:
+    async def test(rig: Rig) -> None:
+        peer = await rig.peer(await rig.worker(), hello=False)
+        await peer.send(early)
+        assert (await peer.error()).startswith(reason)
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_connector_that_gives_up_before_it_says_hello_is_no_fault_and_gets_no_answer(
+    tmp_path: Path,
+) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        peer = await rig.peer(worker, hello=False)
+        await peer.send(fr.Error("my file is gone"))
+        assert await peer.next() is None
+        assert worker.counters.faults == 0
+        assert (worker.counters.given_up, list(worker.counters.recent)) == (
+            1,
+            ["connector of no instance: my file is gone"],
+        )
 
     rigged(tmp_path / "d", test)
 

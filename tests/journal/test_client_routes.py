@@ -10,6 +10,7 @@ from penstock.journal.client import AsyncClient, BrokerGoneError, backoff
 from penstock.journal.client.routes import Lines, RouteCache
 from penstock.journal.protocol import Header, ProcessSpec, Route, Status
 
+from .brokers import until
 from .client_servers import JOURNAL, MemoryBroker, run, status
 
 
@@ -161,10 +162,10 @@ def test_connections_that_nobody_uses_are_closed() -> None:
         lines.to("http://localhost:3")
         assert lines.to("http://localhost:2") is used
         with used.busy():
-            await asyncio.sleep(0.2)
+            await until(lambda: "http://localhost:3" not in lines.open)
+            await asyncio.sleep(0.2)  # some sweeps
             assert lines.open == {"http://localhost:2"}
-        await asyncio.sleep(0.2)
-        assert not lines.open
+        await until(lambda: not lines.open)
         await lines.close()
 
     run(test())

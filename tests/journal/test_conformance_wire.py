@@ -254,9 +254,9 @@ def test_reads_and_watches_that_are_cancelled_or_late_leave_nothing(tmp_path: Pa
                     foreign.stubs.read(ReadRequest(journal=JOURNAL, min_etcd_revision=1 << 62)),
                 ]
                 late = [
-                    foreign.stubs.read(ReadRequest(journal=JOURNAL, block=True), timeout=0.1),
-                    foreign.stubs.list(ListRequest(watch=True), timeout=0.1),
-                    foreign.stubs.read(ReadRequest(journal=JOURNAL, min_etcd_revision=1 << 62), timeout=0.1),
+                    foreign.stubs.read(ReadRequest(journal=JOURNAL, block=True), timeout=1.0),
+                    foreign.stubs.list(ListRequest(watch=True), timeout=1.0),
+                    foreign.stubs.read(ReadRequest(journal=JOURNAL, min_etcd_revision=1 << 62), timeout=1.0),
                 ]
                 await until(lambda: len(waiting) == 4)
                 for call in late:

@@ -212,7 +212,7 @@ class _Endless:
     async def at_rest(self) -> int:
         """How much was taken once nothing more is."""
         before = -1
-        while before != self.taken:
+        while before != self.taken or not self.taken:
             before = self.taken
             await asyncio.sleep(0.2)
         return self.taken

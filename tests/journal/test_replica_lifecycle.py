@@ -184,7 +184,7 @@ def test_closing_while_appends_run_leaves_no_task_thread_or_file(tmp_path: Path)
         landed = [result for result in results if isinstance(result, tuple)]
         assert len(landed) >= 6
         assert asyncio.all_tasks() == {asyncio.current_task()}
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads
         assert not open_files(tmp_path)
         async with opened(tmp_path / "data") as broker:
             found = await content(broker)

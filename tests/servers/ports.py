@@ -1,16 +1,19 @@
 """Ports for servers that must be told theirs before they start.
 
 A port that the system gives out (bind to 0) and that is free again may be given to the next connection of anybody, and
-the server then finds it taken. So these lie below those that systems give out by themselves; two tests that draw the
-same one at the same time are unlikely, and each drawn one is left alone by this process for good.
+the server then finds it taken. So these lie below those that systems give out by themselves; processes that run tests
+at the same time each draw from a part of their own, and leave alone for good what they drew.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 
-_RANGE = range(12_000, 32_000)
+_PARTS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_PART = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_RANGE = range(12_000 + _PART, 32_000, _PARTS)
 _drawn: set[int] = set()
 _draw = random.SystemRandom()
 

@@ -1,5 +1,8 @@
 """Logs: lines for a person, or JSON objects for a program, on standard error; secrets masked in both.
 
+Texts of peers and of data stand in them. Only the first line of an entry begins at the margin, so that none of theirs
+passes for an entry, and control characters are spelled out.
+
 {"time": "2026-11-16T02:14:14.123456Z", "level": "warning", "logger": "penstock.pipeline.supervisor",
  "message": "sink audit: away in 1.0 s after: ...", "thread": "MainThread"}
 """
@@ -13,11 +16,19 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from penstock.base.secrets import mask_logs
+from penstock.base.texts import indented
 
 Format = Literal["text", "json"]
 LEVELS = ("debug", "info", "warning", "error")
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class TextFormatter(logging.Formatter):
+    """An entry for a person: the further lines of its message, and its traceback, stand to the right."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return indented(super().format(record), "    ")
 
 
 class JsonFormatter(logging.Formatter):
@@ -41,6 +52,12 @@ class JsonFormatter(logging.Formatter):
 def set_up(level: str, form: Format) -> None:
     """Send all logs to standard error, from `level` up."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(TEXT))
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     mask_logs()
+
+
+def guard_default() -> None:
+    """The same for a command that sets up no logs: Python prints its warnings as they are."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(TextFormatter())

@@ -18,6 +18,7 @@ from typing import NoReturn
 import click
 
 from penstock import __version__
+from penstock.base import logs
 from penstock.cli import (
     brokers,
     clusters,
@@ -163,6 +164,7 @@ def main() -> NoReturn:
     """
     atexit.register(gc.freeze)
     _open_standard_streams()
+    logs.guard_default()
     try:
         code = cli.main(prog_name="penstock", standalone_mode=False)
     except (click.Abort, KeyboardInterrupt):

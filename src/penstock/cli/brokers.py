@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from penstock.base import memory
+from penstock.base import logs, memory
 from penstock.base.errors import UsageError
 from penstock.base.webpages import is_loopback
 from penstock.cli.broker_cluster import ClusterSettings, cluster_options
@@ -165,9 +164,7 @@ def serve(
     if not auth_keys and not is_loopback((options.listen or "").rpartition(":")[0]):
         open_to = f"everybody who reaches {options.listen} may read and write all journals"
         click.echo(f"Warning: {open_to}. --auth-keys protects them.", err=True)
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-    )
+    logs.set_up(log_level, "text")
     _run(DataDir(data_dir), options, as_json=wants_json(ctx))
 
 

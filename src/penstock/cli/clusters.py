@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.base.errors import PenstockError
+from penstock.base.texts import one_line
 from penstock.cli.broker_cluster import EtcdSettings, client_tls, etcd_options
-from penstock.cli.common import emit, json_option, show, visible, wants_json
+from penstock.cli.common import emit, json_option, show, wants_json
 from penstock.cli.selecting import counted, selector_option
 
 if TYPE_CHECKING:
@@ -196,13 +197,17 @@ async def _look(
 
 
 def _show(found: ClusterStatus, *, every: bool) -> None:
-    from penstock.cli.tables import table
+    from penstock.cli.tables import name, table
 
     members = table("Broker", "Zone", "Endpoint", "Replicas>", "Primary of>", "Limit>", "")
     for one in found.members:
         word = ", ".join(word for word, so in (("leader", one.leader), ("exiting", one.exiting)) if so)
         members.add_row(
-            one.id, one.zone, one.endpoint, str(one.replicas), str(one.primaries), str(one.limit), word
+            *map(name, (one.id, one.zone, one.endpoint)),
+            str(one.replicas),
+            str(one.primaries),
+            str(one.limit),
+            word,
         )
     show(members)
     shown = [journal for journal in found.journals if every or not journal.is_well]
@@ -214,9 +219,9 @@ def _show(found: ClusterStatus, *, every: bool) -> None:
         if every or store.troubles:
             click.echo()
             state = "well" if not store.troubles else "not well"
-            click.echo(f"Store {visible(store.url)} of {counted(store.journals, 'journal')}: {state}")
+            click.echo(f"Store {one_line(store.url)} of {counted(store.journals, 'journal')}: {state}")
             for broker, trouble in store.troubles.items():
-                click.echo(f"  {broker}: {visible(trouble)}")
+                click.echo(f"  {one_line(broker)}: {one_line(trouble)}")
     well = sum(journal.is_well for journal in found.journals)
     click.echo(
         f"\n{well} of {len(found.journals)} journals are well; {len(found.members)} brokers; "
@@ -227,7 +232,7 @@ def _show(found: ClusterStatus, *, every: bool) -> None:
 def _journals(shown: Sequence[JournalStatus]) -> Table:
     from rich.text import Text
 
-    from penstock.cli.tables import byte_size, table
+    from penstock.cli.tables import byte_size, name, table
 
     made = table("Journal", "State", "Brokers", "Write head>", "Lag>")
     for journal in shown:
@@ -238,9 +243,9 @@ def _journals(shown: Sequence[JournalStatus]) -> Table:
         known = [replica.write_head for replica in journal.replicas if replica.write_head is not None]
         lag = max((replica.lag for replica in journal.replicas if replica.lag is not None), default=None)
         made.add_row(
-            Text(visible(journal.name)),
+            name(journal.name),
             Text(journal.state, style="green" if journal.is_well else "bold red"),
-            Text(visible(f"{brokers or '-'} ({len(journal.replicas)} of {journal.replication})")),
+            name(f"{brokers or '-'} ({len(journal.replicas)} of {journal.replication})"),
             str(max(known)) if known else "-",
             byte_size(lag) if lag is not None else "-",
         )

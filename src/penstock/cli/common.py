@@ -14,6 +14,7 @@ import click
 
 from penstock.base.errors import PenstockError
 from penstock.base.secrets import mask
+from penstock.base.texts import visible as visible
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -64,16 +65,6 @@ def _from_environment(text: str) -> str:
         if any(address and address in text for address in addresses):
             return f"; the address is that of {name}: {otherwise}"
     return ""
-
-
-def visible(text: str) -> str:
-    """The text with control characters spelled out: what comes out of data must not steer a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
-        for char in text
-    )
 
 
 def _set_json(ctx: click.Context, _: click.Parameter, value: bool) -> None:

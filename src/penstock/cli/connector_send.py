@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import click
 
-from penstock.base.errors import UsageError
-from penstock.cli.common import emit, json_option, visible, wants_json
+from penstock.base.errors import PenstockError, UsageError
+from penstock.base.texts import one_line
+from penstock.base.units import counted
+from penstock.cli.common import emit, json_option, wants_json
 from penstock.cli.connector_options import FILE, cookie_of, cookie_option, trusted_by
 
 if TYPE_CHECKING:
+    from penstock.cli.connector_sending import Watched
     from penstock.connector.source import Stream
     from penstock.connector.sources import Readable
 
@@ -59,6 +62,10 @@ def send(
     Each line is a message. It ends when everything is durable, and says how far each stream is. Run again, it sends
     what the journal lacks.
 
+    SIGINT and SIGTERM end it sooner: what was read by then has two seconds to become durable. The exit code is 1 if a
+    file was not read to its end, something that was read is not durable, or no worker took a stream. With --follow,
+    and of a pipe or a port, having sent all that was read is enough.
+
     \b
     Examples:
       penstock connector send access.log --follow --to 127.0.0.1:7110 --instance web
@@ -67,13 +74,28 @@ def send(
     streams = _streams(files, stream, follow=follow)
     as_json = wants_json(ctx)
     trusted = trusted_by(tls_ca) if tls or tls_ca else None
-    running = Connecting(list(addresses), instance, cookie_of(cookie_file), patience, trusted)
-    durable = asyncio.run(_send(running, streams, udp, http, stream, quiet=as_json))
+    to = Connecting(list(addresses), instance, cookie_of(cookie_file), patience, trusted)
+    sent = asyncio.run(_send(to, streams, udp, http, stream, follow=follow, quiet=as_json))
+    durable = {each.name: each.durable for each in sent if each.durable is not None}
+    behind = [each.name for each in sent if each.behind]
     if as_json:
-        emit({"instance": instance, "durable": durable})
-        return
-    for name, last in durable.items():
-        click.echo(f"{visible(name)}: durable up to {last}")
+        emit({"instance": instance, "durable": durable} | ({"behind": behind} if behind else {}))
+    else:
+        for each in sent:
+            if each.behind or each.durable is not None:
+                far = "nothing is durable" if each.durable is None else f"durable up to {each.durable}"
+                click.echo(f"{one_line(each.name)}: {far}")
+    if behind:
+        raise PenstockError(
+            f"stopped, and not all of {_some(behind)} is durable",
+            hint="run it again: what the journal lacks is sent, but not what came to a port",
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    if len(names) > 3:
+        return counted(len(names), "stream")
+    return ", ".join(f"'{one_line(name)}'" for name in names)
 
 
 class Connecting(NamedTuple):
@@ -117,13 +139,23 @@ def _is_utf8(name: str) -> bool:
 
 
 async def _send(
-    to: Connecting, streams: list[Stream], udp: str | None, http: str | None, name: str | None, *, quiet: bool
-) -> dict[str, int]:
-    """Send until all is durable, or until a signal; the last durable id of each stream that has one."""
-    from penstock.connector.settings import split
+    to: Connecting,
+    streams: list[Stream],
+    udp: str | None,
+    http: str | None,
+    name: str | None,
+    *,
+    follow: bool,
+    quiet: bool,
+) -> list[Watched]:
+    """Send until all is durable, or until a signal; the streams, which tell how far each is."""
+    from penstock.cli.connector_sending import end_when_told, watched
+    from penstock.connector.settings import dialable, split
     from penstock.connector.source import Connector
     from penstock.connector.sources import Datagrams, PipeLines, Posts
 
+    for address in to.addresses:
+        dialable(address)
     listening: list[Datagrams | Posts] = []
     if udp is not None:
         listening.append(Datagrams(*split(udp), name=name or "udp"))
@@ -134,10 +166,12 @@ async def _send(
         streams = [PipeLines(pipe, name=name or "stdin")]
     for each in listening:
         click.echo(f"listening on port {await each.open()}", err=quiet)
+    acked, told = asyncio.Event(), asyncio.Event()
+    sent = watched([*streams, *listening], acked, follow=follow)
     running = Connector(
         to.addresses,
         to.instance,
-        [*streams, *listening],
+        sent,
         cookie=to.cookie,
         program="penstock send",
         patience=to.patience,
@@ -145,14 +179,16 @@ async def _send(
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, running.stop)
+        loop.add_signal_handler(number, lambda: running.stop() if told.is_set() else told.set())
+    ending = loop.create_task(end_when_told(told, running, sent, acked))
     try:
         await running.serve()
     finally:
+        ending.cancel()
         for each in listening:
             each.close()
             if isinstance(each, Datagrams) and each.lost:
                 click.echo(
                     f"{each.lost} datagrams came when there was no room for them, and are lost", err=True
                 )
-    return running.acked
+    return sent

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from penstock.base import secrets
+from penstock.base import logs, secrets
 from penstock.base.errors import UsageError
 from penstock.cli.common import emit, json_option, show, wants_json
 
@@ -214,9 +213,7 @@ def _serve(ctx: click.Context, directory: Path, storage_of: StorageOf, served: d
     """Until SIGTERM or SIGINT; when it is ready it says so, in one line or one object."""
     from penstock.connector.sink import Limits, SinkServer, Terms, Workers
 
-    logging.basicConfig(
-        level=str(served["log_level"]).upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-    )  # fmt: skip
+    logs.set_up(str(served["log_level"]), "text")
     cookie = cookie_of(str(served["cookie"]))
     workers = Workers(directory, storage_of, always_commits=bool(served["always_commits"]))
     limits = Limits(connections=int(str(served["connections"])))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 from collections.abc import Sequence
@@ -12,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.base import memory
+from penstock.base import logs, memory
 from penstock.base.errors import UsageError
+from penstock.base.texts import one_line
 from penstock.base.units import parse_size
-from penstock.cli.common import emit, json_option, show, visible, wants_json, warn
+from penstock.cli.common import emit, json_option, show, wants_json, warn
 from penstock.cli.connection import Connection, broker_options
 from penstock.cli.connector_options import (
     FILE,
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from penstock.connector.status import WorkerStatus
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
+_MOST = 60
+"""Characters of a name in a table: peers may give any of 65,535 bytes."""
 
 
 @click.group(no_args_is_help=True)
@@ -156,8 +158,10 @@ def worker(
       penstock connector worker --listen 127.0.0.1:7110 --cookie-file cookie
       penstock connector worker --listen 0.0.0.0:7110 --broker https://broker:8080 --cookie-file cookie
     """
-    from penstock.connector.settings import WorkerSettings
+    from penstock.connector.settings import WorkerSettings, dialable
 
+    if advertise:
+        dialable(advertise)
     settings = WorkerSettings(
         cookie=cookie_of(cookie_file),
         credits=credit,
@@ -166,9 +170,7 @@ def worker(
         max_frame=max_frame,
         max_sessions=max_sessions,
     )
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-    )
+    logs.set_up(log_level, "text")
     if not settings.cookie and not listen.startswith(("127.", "localhost", "[::1]")):
         click.echo(f"Warning: everybody who reaches {listen} may write. --cookie-file protects it.", err=True)
     memory.keep_used()
@@ -286,7 +288,7 @@ def _show(worker: WorkerStatus) -> None:
     where = "" if worker.journals == JOURNALS else f", journals {worker.journals}/INSTANCE"
     if worker.pipeline:
         where = f", the source of pipeline {worker.pipeline}"
-    click.echo(f"{visible(worker.name)} at {worker.address}: {state}{visible(where)}")
+    click.echo(f"{one_line(worker.name)} at {one_line(worker.address)}: {state}{one_line(where)}")
     if worker.sessions:
         titles = [
             "session>",
@@ -320,14 +322,14 @@ def _show(worker: WorkerStatus) -> None:
             )
         show(streams)
     for reason in worker.recent[-5:]:
-        click.echo(f"  {visible(reason)}")
+        click.echo(f"  {one_line(reason)}")
 
 
 def _texts(*values: str) -> list[Text]:
-    """What comes from a peer is neither markup nor control characters."""
+    """What comes from a peer is neither markup nor control characters, nor more than a row."""
     from rich.text import Text
 
-    return [Text(visible(value)) for value in values]
+    return [Text(one_line(value, _MOST)) for value in values]
 
 
 @connector.command()
@@ -358,10 +360,10 @@ def migrate(
     """
     from penstock.cli.places import who
     from penstock.connector import moving
-    from penstock.connector.settings import split
+    from penstock.connector.settings import dialable
     from penstock.pipeline.clock import now_us
 
-    split(target)
+    dialable(target)
     cookie = cookie_of(cookie_file)
     workers = moving.able(_survey(connection, journals))
     warn(moving.unknown(workers, target))

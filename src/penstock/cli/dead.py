@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.base.errors import UsageError
+from penstock.base.texts import indented
 from penstock.base.units import counted
 from penstock.cli.common import (
     emit,
@@ -14,7 +15,6 @@ from penstock.cli.common import (
     pipeline_argument,
     pipeline_option,
     show,
-    visible,
     wants_json,
 )
 from penstock.cli.connection import Connection, broker_options
@@ -146,7 +146,7 @@ def replay(
                 emit(done)
                 continue
             why = f" by '{done.node}': {done.error}" if done.error else ""
-            click.echo(visible(f"{done.number}: message {done.offset} to {done.sink} {done.outcome}{why}"))
+            click.echo(indented(f"{done.number}: message {done.offset} to {done.sink} {done.outcome}{why}"))
     if not wants_json(ctx):
         click.echo(f"{counted(len(letters) - refused, 'message')} replayed, {refused} refused again.")
     if refused:

@@ -407,6 +407,7 @@ def inspect(ctx: click.Context, connection: Connection, name: str, log: str | No
         emit(_public(one))
         return
     from penstock.cli.tables import NOTHING, byte_size, labelled, table, timestamp
+    from penstock.cli.tables import name as shown
 
     serving = one.serving
     click.echo(
@@ -438,7 +439,7 @@ def inspect(ctx: click.Context, connection: Connection, name: str, log: str | No
             str(entry.log_offset),
             size,
             when,
-            entry.by,
+            shown(entry.by),
         )
     show(rows)
 

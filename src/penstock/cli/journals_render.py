@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.common import visible
+from penstock.base.texts import one_line
 from penstock.journal.check import Finding
 from penstock.journal.fragment import Codec, Fragment
 from penstock.journal.labels import values_of
@@ -48,7 +48,7 @@ def journals(found: Iterable[ListResponse.Journal], columns: Columns) -> Table:
         if columns.stores:
             cells.append(_joined(_stores(journal)))
         cells += [_joined(values_of(journal.spec.labels, name)) for name in columns.labels]
-        shown.add_row(*(Text(visible(cell)) for cell in cells))
+        shown.add_row(*(Text(one_line(cell)) for cell in cells))
     return shown
 
 
@@ -66,7 +66,7 @@ def faults(found: Iterable[ListResponse.Journal]) -> list[str]:
         for store in journal.store_health.known
         if store.error
     }
-    return [visible(f"The store {url} does not work: {error}") for url, error in sorted(errors.items())]
+    return [one_line(f"The store {url} does not work: {error}") for url, error in sorted(errors.items())]
 
 
 def _primary(journal: ListResponse.Journal) -> str:
@@ -100,13 +100,13 @@ def fragments(found: Iterable[FragmentsResponse._Fragment]) -> Table:
     for listed in found:
         fragment = Fragment.from_proto(listed.spec)
         shown.add_row(
-            Text(visible(fragment.journal)),
+            Text(one_line(fragment.journal)),
             str(fragment.begin),
             str(fragment.length),
             moment(fragment.mod_time) if fragment.mod_time else NONE,
             f"{fragment.sum.hex()[:_SUM_DIGITS]}...",
             Codec(fragment.codec).name,
-            Text(visible(listed.signed_url or NONE)),
+            Text(one_line(listed.signed_url or NONE)),
         )
     return shown
 
@@ -115,11 +115,11 @@ def findings(found: Iterable[tuple[str, Finding]]) -> Table:
     shown = table("Journal", "Fault", "Begin>", "End>", "")
     for journal, finding in found:
         shown.add_row(
-            Text(visible(journal)),
+            Text(one_line(journal)),
             Text(finding.fault, style="red"),
             str(finding.begin),
             str(finding.end),
-            finding.text,
+            Text(one_line(finding.text)),
         )
     return shown
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.base.errors import CorruptError, PenstockError
+from penstock.base.texts import one_line
 from penstock.base.units import counted
 from penstock.cli.common import emit, json_option, show, visible, wants_json, warn
 from penstock.cli.connection import Connection, broker_options
@@ -235,7 +236,7 @@ def _explained(ctx: click.Context, client: Client, journals: Sequence[ListRespon
             emit({**asdict(one), "end": one.end, "needed": one.needed})
         else:
             for line in one.lines():
-                click.echo(visible(line))
+                click.echo(one_line(line))
     return [one.journal for one in found if one.needed]
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.base.errors import UsageError
-from penstock.cli.common import emit, json_option, pipeline_option, value_files, visible, wants_json
+from penstock.base.texts import indented
+from penstock.cli.common import emit, json_option, pipeline_option, value_files, wants_json
 from penstock.cli.connection import Connection, broker_options
 from penstock.cli.places import chosen_pipeline, looking, with_optional_file
 
@@ -112,7 +113,7 @@ def _passing(
     for piece in follow(lambda: looking(connection), pipeline, start, wait=wait):
         rows, refused = at.seen(piece) if piece else ([], {})
         for offset, error in refused.items():
-            click.echo(visible(f"{at.node} refused message {offset}: {error}"), err=True)
+            click.echo(indented(f"{at.node} refused message {offset}: {error}"), err=True)
         yield from rows
 
 

@@ -13,9 +13,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from penstock.base.texts import one_line, visible
 from penstock.cli import tables
 from penstock.cli.catalogue import Entry, quoted
-from penstock.cli.common import visible
 from penstock.cli.tables import NOTHING, byte_size, duration
 from penstock.log.transaction import ABORTED, Transaction
 from penstock.pipeline.progress import CopyProgress, NodeProgress, Progress, Summary
@@ -74,13 +74,13 @@ def copy_line(copy: CopyProgress) -> Text:
     share = f" ({min(copy.rows / copy.of, 1.0):.0%})" if copy.of else ""
     left = f", {duration(copy.left)} left" if copy.left is not None else ""
     told = f"  {copy.rows:,}{of} rows{share}, {copy.rate:,.0f}/s{left}"
-    return Text.assemble(("copying ", "dim"), visible(copy.ns), (told, "dim"))
+    return Text.assemble(("copying ", "dim"), one_line(copy.ns), (told, "dim"))
 
 
 def transaction_line(sink: str, transaction: Transaction) -> Text:
     """A two-phase commit on its way, in a line."""
     style = "red" if transaction.state == ABORTED else "dim"
-    return Text.assemble(visible(sink), (f"  {visible(transaction.words)}", style))
+    return Text.assemble(visible(sink), (f"  {one_line(transaction.words)}", style))
 
 
 def gauge_line(node: NodeProgress) -> Text:

@@ -11,8 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from penstock.base.texts import indented, one_line, visible
 from penstock.cli import render, tables
-from penstock.cli.common import visible
 from penstock.cli.render import STATE_STYLE
 from penstock.cli.tables import NOTHING, ago, byte_size, duration, labelled, timestamp
 from penstock.log.control import ControlEntry
@@ -46,7 +46,7 @@ def status(found: PipelineStatus, *, now_ts: int) -> RenderableType:
     if found.readers:
         parts.append(Text(f"not reading: {visible(found.readers)}", style="yellow"))
     if found.namespaces:
-        places = (f"{visible(ns)} {at.mode} @{at.offset}" for ns, at in sorted(found.namespaces.items()))
+        places = (f"{one_line(ns)} {at.mode} @{at.offset}" for ns, at in sorted(found.namespaces.items()))
         parts.append(Text("read: " + ", ".join(places)))
     if found.source is not None:
         parts += [render.copy_line(copy) for copy in found.source.copies]
@@ -158,7 +158,7 @@ def _used(quota: Quota) -> str:
 
 
 def _remark(sink: str, text: str, style: str) -> Text:
-    return Text.assemble((visible(sink), f"bold {style}"), (f": {visible(text)}", style))
+    return Text.assemble((visible(sink), f"bold {style}"), (f": {indented(text)}", style))
 
 
 def offsets(sinks: Iterable[SinkStatus]) -> Table:
@@ -278,7 +278,7 @@ def _sink_lines(sink: SinkTrace) -> Iterator[str]:
         yield f"  {visible(step.node)}  {step.function}: {_step_words(step)}"
         if step.outcome == "changed":
             yield from (f"    {message(row)}" for row in step.out)
-    yield f"  {visible(sink.sink)}  {sink.outcome.upper()}  {visible(sink.detail)}"
+    yield f"  {visible(sink.sink)}  {sink.outcome.upper()}  {indented(sink.detail, ' ' * 4)}"
 
 
 def _step_words(step: StepTrace) -> str:
@@ -286,7 +286,7 @@ def _step_words(step: StepTrace) -> str:
         "passed": "let it through as it was",
         "changed": "made of it",
         "dropped": "dropped it",
-        "refused": f"refused it: {visible(step.error or '')}",
+        "refused": f"refused it: {indented(step.error or '', ' ' * 4)}",
         "not asked": "not asked, its ns does not match",
         "not reached": "not reached",
         "not known": "not known, only Spark can run it",
@@ -296,6 +296,6 @@ def _step_words(step: StepTrace) -> str:
 
 def message(shown: LogEntry | Passing) -> str:
     """A message in one line."""
-    key = f" key {visible(shown.key)}" if shown.key is not None else ""
-    key += f" (was {visible(shown.old_key)})" if shown.old_key is not None else ""
-    return f"{shown.offset} {visible(shown.ns)} {shown.op}{key} {visible(shown.data)}"
+    key = f" key {one_line(shown.key)}" if shown.key is not None else ""
+    key += f" (was {one_line(shown.old_key)})" if shown.old_key is not None else ""
+    return f"{shown.offset} {one_line(shown.ns)} {shown.op}{key} {indented(shown.data)}"

@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.common import visible
+from penstock.base.texts import indented, one_line
 from penstock.pipeline.operations import utc
 
 NOTHING = "-"
@@ -113,16 +113,18 @@ def table(*columns: str) -> Table:
 
 
 def name(text: str) -> Text:
-    return Text(visible(text))
+    return Text(one_line(text))
 
 
 def error(node: str, text: str) -> Text:
-    return Text.assemble((visible(node), "bold red"), (f": {visible(text)}", "red"))
+    return Text.assemble((one_line(node), "bold red"), (f": {indented(text)}", "red"))
 
 
 def labelled(lines: dict[str, str | None]) -> str:
     """Lines of `label     : text`, as the Transporter has them; those without text are left out."""
     width = max(10, *(len(label) + 1 for label in lines))
     return "\n".join(
-        f"{label:<{width}}: {visible(text)}" for label, text in lines.items() if text is not None
+        f"{label:<{width}}: {indented(text, ' ' * (width + 2))}"
+        for label, text in lines.items()
+        if text is not None
     )

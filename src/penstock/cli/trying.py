@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from penstock.base.errors import UsageError
+from penstock.base.texts import indented
 from penstock.cli.common import emit, json_option, load_from, split_place, value_files, visible, wants_json
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def try_function(
 
 def _tell(done: Tried) -> None:
     if done.outcome == "refused":
-        click.echo(visible(f"document {done.number} refused: {done.error}"), err=True)
+        click.echo(indented(f"document {done.number} refused: {done.error}"), err=True)
     elif done.outcome == "dropped":
         click.echo(f"document {done.number} dropped", err=True)
     for row in done.out:

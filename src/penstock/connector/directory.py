@@ -31,7 +31,9 @@ from penstock.journal.client import JournalError
 from penstock.journal.protocol import LabelSet, Status
 
 PROBE = "probe="
-"""The capability by which a worker asks another whether it lives and has an instance."""
+"""The capability by which a worker asks another whether it lives and has an instance; without a nonce, who it is."""
+SELF = "worker="
+"""The capability by which one says who it is: with its nonce, by which it is in its directory."""
 MINE, LEAVING = 1, 2
 """What an owner answers, as credits: it has the instance, or is about to let it go."""
 _PATIENCE = 5.0
@@ -105,7 +107,12 @@ async def leave(client: Journals, prefix: str, *entries: Entry) -> None:
 
 async def workers(client: Journals, prefix: str) -> Sequence[Entry]:
     """All that are entered, dead ones as well."""
-    barrier = await client.append(directory_journal(prefix), ())
+    try:
+        barrier = await client.append(directory_journal(prefix), ())
+    except JournalError as error:
+        if error.status != Status.JOURNAL_NOT_FOUND:
+            raise
+        return []
     found = []
     for label in barrier.registers.labels:
         parts = [unquote(part) for part in label.value.split("/")]
@@ -133,6 +140,12 @@ async def ask(
             return MINE  # it lives, but does not trust us, or has no time: nothing to take from it
         case _:
             return 0
+
+
+def named(answer: fr.Ok) -> str | None:
+    """The nonce of the worker that said this, if it did."""
+    found = (token.removeprefix(SELF) for token in answer.capabilities if token.startswith(SELF))
+    return next(found, None)
 
 
 async def answer_of(

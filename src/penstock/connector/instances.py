@@ -49,6 +49,13 @@ class Instance:
 
         self._open.messages(run, durable)
 
+    def free(self, stream: int) -> None:
+        """Somebody asks for a stream that a session holds: the session ends if its peer is gone, and is not read."""
+        holder = self.registry.held[stream].session
+        for peer in self.peers:
+            if peer.number == holder and peer.is_absent:
+                peer.wire.cut()
+
     def partition_of(self, stream: int) -> int:
         return self._open.partition_of(stream)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.connector import streak
 from penstock.connector.alike import LEAST, grown, likely
@@ -27,7 +27,6 @@ from penstock.connector.frames import (
     frame_of,
     greeting_of,
 )
-from penstock.connector.session import IllegalFrameError
 
 _HEAD: Final = Struct(">I9sQ8xH")
 """As `frames.HEAD`, tag and stream in one, and without the time, which is nothing to a worker."""
@@ -46,8 +45,18 @@ _WORTH_KEEPING: Final = SIZE // 8
 """Less than this is copied out of a large buffer, rather than have it wait for the log with all that is around it."""
 LONGEST_HELLO: Final = 1 + 5 * (2 + SHORT_LIMIT)
 """What a peer that has shown no cookie yet may make us keep, however long frames may be later."""
+_TLS: Final = b"\x16\x03"
+"""So begins whoever speaks TLS."""
 _FRESH: Final = -1
 """In `Intake.last`: nothing was seen of this stream."""
+
+
+class Greeting(NamedTuple):
+    """A HELLO of which no more was looked at than shows whether to look further."""
+
+    version: str
+    cookie: bytes
+    payload: memoryview
 
 
 class Run:
@@ -160,15 +169,14 @@ class Intake:
         self._at = at + _LENGTH + length
         return memoryview(data)[at + _LENGTH : self._at]
 
-    def greeting(self) -> tuple[str, bytes, memoryview] | None:
-        """Version, cookie and all of the first frame, which must be a HELLO; None if it is not complete."""
+    def greeting(self) -> Greeting | Frame | None:
+        """What a HELLO says, or the frame that came in its place; None if it is not complete."""
+        if self._data.startswith(_TLS, self._at, self._end):  # as a length, far above any limit
+            raise FrameError("this looks like TLS, and this worker has no certificate")
         payload = self.payload(LONGEST_HELLO)
         if payload is None:
             return None
-        if payload[0] != Tag.HELLO:
-            frame_of(payload)
-            raise IllegalFrameError(f"Bad protocol FSM state: {Tag(payload[0]).name} before HELLO")
-        return *greeting_of(payload), payload
+        return frame_of(payload) if payload[0] != Tag.HELLO else Greeting(*greeting_of(payload), payload)
 
     def _frame(self) -> Frame | None:
         payload = self.payload()

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Final
 
 from penstock.base.errors import PenstockError, UsageError
+from penstock.base.texts import one_line
 from penstock.connector import frames as fr
 from penstock.connector import wire
 from penstock.connector.columns import NOT_BYTES, Columns
@@ -37,6 +38,10 @@ would notice a worker that vanished as late.
 """
 
 
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+"""How OpenSSL names an answer that is no TLS."""
+
+
 class LinkLostError(PenstockError):
     """The connection is gone, or could not be made; another may be."""
 
@@ -45,7 +50,7 @@ class WorkerRefusedError(PenstockError):
     """The worker answered with an ERROR."""
 
     def __init__(self, what: str, reason: str) -> None:
-        super().__init__(f"{what}: {reason}", hint=_hint(reason))
+        super().__init__(f"{what}: {one_line(reason)}", hint=_hint(reason))
         self.reason = reason
 
 
@@ -150,7 +155,9 @@ class Link:
                     raise MovedError(f"{host}:{port}")
                 case _:
                     raise LinkLostError(f"the worker at {self.address} answered HELLO with {frame}")
-        raise LinkLostError(f"the worker at {self.address} closed the connection")
+        plain = self._writer.get_extra_info("ssl_object") is None
+        perhaps = " and did not answer; if it speaks TLS, say --tls" if plain else ""
+        raise LinkLostError(f"the worker at {self.address} closed the connection{perhaps}")
 
     async def frames(self) -> AsyncIterator[Frame]:
         """What the worker says, until it closes the connection. Raises `SenselessError`."""
@@ -280,6 +287,8 @@ async def connect(address: str, hello: fr.Hello, tls: ssl.SSLContext | None = No
         if link is not None:
             await link.close()
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "no answer"
+        if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
+            reason = "what answers does not speak TLS"
         raise LinkLostError(f"no worker at {address}: {reason}") from None
     except SenselessError as error:
         if link is not None:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.base.errors import PenstockError
-from penstock.connector.settings import split
+from penstock.base.texts import one_line
+from penstock.connector.settings import dialable
 from penstock.connector.status import WorkerStatus, request
 from penstock.journal import upkeep
 from penstock.journal.client import Client
@@ -58,7 +59,7 @@ def journal_of(prefix: str, instance: str) -> str:
 
 def move(workers: Sequence[WorkerStatus], what: str, target: str, cookie: bytes) -> Moved:
     """Have the worker that has it move the instance that is meant: by its name, or by that of an open stream."""
-    split(target)
+    dialable(target)
     for each in able(workers):
         instance = _asked(each, what, target, cookie)
         if instance is not None:
@@ -90,4 +91,6 @@ def _asked(worker: WorkerStatus, what: str, target: str, cookie: bytes) -> str |
     if code == 404:
         return None
     hint = "give the cookie that the worker was started with: --cookie-file, also of `console` and `run --console`"
-    raise PenstockError(f"the worker at {worker.address} refused: {text}", hint=hint if code == 403 else None)
+    raise PenstockError(
+        f"the worker at {worker.address} refused: {one_line(text)}", hint=hint if code == 403 else None
+    )

@@ -147,8 +147,9 @@ def decision(owner: Owner | None, me: Owner, alive: bool | None) -> Decision:
     """`alive` is what the owner answered; None before it was asked.
 
     An owner that does not answer is taken for dead, and the claim fences it: if it lives after all it can append
-    nothing more, so nothing is accepted twice. One of our own claims, from before a failure, is claimed anew.
+    nothing more, so nothing is accepted twice. One of our own claims, from before a failure, is claimed anew, and so is
+    one of a worker that had our address before us.
     """
-    if owner is None or owner == me or alive is DEAD:
+    if owner is None or owner.address == me.address or alive is DEAD:
         return Decision.CLAIM
     return Decision.ASK if alive is None else Decision.REDIRECT

@@ -14,18 +14,21 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.base import faults
 from penstock.base.errors import PenstockError
+from penstock.base.texts import one_line
 from penstock.connector import frames as fr
 from penstock.connector.directory import STOPPING
 from penstock.connector.frames import NOTHING_SEEN, Frame, FrameError
-from penstock.connector.intake import Intake, Run
+from penstock.connector.intake import Greeting, Intake, Run
 from penstock.connector.session import Connection, IllegalFrameError, Session, Side, Stream, Verdict
-from penstock.connector.wire import Timer, Wire
+from penstock.connector.wire import LINGER, Timer, Wire
 
 if TYPE_CHECKING:
     from penstock.connector.worker import Instance, Worker
 
 log = logging.getLogger(__name__)
 
+_LOOK: Final = 1.0
+"""Seconds between two looks whether a peer that waits for its instance is still there."""
 REFUSAL_DELAY: Final = 0.2
 """Seconds until the ACK behind a refused NOTIFY: peers ask again at once then."""
 _BESIDES: Final = 2 << 10
@@ -49,6 +52,8 @@ class Peer(asyncio.BufferedProtocol):
         self.wire = Wire()
         self._joining: asyncio.Task[None] | None = None
         self._over = False
+        self._refusal: str | None = None
+        """Why this peer is refused, told once it has shown that it is no worker that asks for something."""
         self._greeting, self._frame_end, self._parting = Timer(), Timer(), Timer()
         """What runs out: the wait for HELLO, for the rest of a frame, for one to go that was told to."""
         self._unsettled = 0
@@ -61,18 +66,26 @@ class Peer(asyncio.BufferedProtocol):
         last = self._intake.last.get(stream, self.session.last.get(stream, NOTHING_SEEN))
         return None if last < 0 or last == NOTHING_SEEN else last
 
+    @property
+    def is_absent(self) -> bool:
+        """Whether the peer is gone and nobody was told, since nothing is read of it at the moment."""
+        return not self.wire.reading and self.wire.is_gone
+
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.address = self.wire.made(transport)
-        refusal = self.worker.enter(self)
-        if refusal is not None:
+        self._refusal = refusal = self.worker.enter(self)
+        if refusal is None:
+            seconds = self.settings.hello_timeout
+            self._greeting.arm(seconds, self.fail, f"no HELLO within {seconds:g} s")
+        elif refusal == STOPPING:
             self.fail(refusal)
-            if len(self.worker.refused) > self.settings.max_sessions:
-                self.wire.cut()
-            return
-        seconds = self.settings.hello_timeout
-        self._greeting.arm(seconds, self.fail, f"no HELLO within {seconds:g} s")
+        elif len(self.worker.refused) > self.settings.max_sessions:
+            self.fail(refusal)
+            self.wire.cut()
+        else:
+            self._greeting.arm(LINGER, self.fail, refusal)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._intake.room()
@@ -134,6 +147,9 @@ class Peer(asyncio.BufferedProtocol):
         greeting = self._intake.greeting()
         if greeting is None:
             return
+        if not isinstance(greeting, Greeting):
+            self._frame(greeting)
+            return
         version, cookie, payload = greeting
         if version != self.settings.version:
             self.fail(f"Unknown protocol version: {version[:40]}; this worker speaks {self.settings.version}")
@@ -143,8 +159,8 @@ class Peer(asyncio.BufferedProtocol):
             return
         hello = fr.frame_of(payload)
         assert isinstance(hello, fr.Hello)
-        answer = self.worker.probed(hello)
-        fault = self.settings.instance_fault(hello.instance)
+        answer = self.worker.probed(hello, self._refusal)
+        fault = self._refusal or self.settings.instance_fault(hello.instance)
         if answer is None and fault is not None:
             self.fail(fault)
             return
@@ -157,6 +173,14 @@ class Peer(asyncio.BufferedProtocol):
             return
         self.wire.hold()
         self._joining = asyncio.get_running_loop().create_task(self._join(hello))
+        self._greeting.arm(_LOOK, self._look)
+
+    def _look(self) -> None:
+        """Whether the peer still waits for its instance."""
+        if self.wire.is_gone:
+            self.wire.cut()
+        else:
+            self._greeting.arm(_LOOK, self._look)
 
     async def _join(self, hello: fr.Hello) -> None:
         """Open the instance, which may take a while, and answer."""
@@ -176,6 +200,7 @@ class Peer(asyncio.BufferedProtocol):
             return  # the worker was told to stop meanwhile
         told = fr.takes(self.settings.max_frame) if hello.capabilities else frozenset[str]()
         self._send(fr.Ok(self.settings.credits, told))
+        self._greeting.disarm()
         self.wire.resume()
         # What came behind the HELLO is read once this task is over.
         asyncio.get_running_loop().call_soon(self._process)
@@ -204,7 +229,7 @@ class Peer(asyncio.BufferedProtocol):
             case fr.EosMessage(stream=stream):
                 self._ended(stream)
             case fr.Error(reason=reason):
-                log.warning("connector %s gave up: %s", self.address, reason[:2000])
+                log.warning("connector %s gave up: %s", self.address, one_line(reason, 2000))
                 self.worker.counters.gave_up(self.instance.name if self.instance else "", reason)
                 self._end()
             case fr.MigrationAck():
@@ -225,6 +250,7 @@ class Peer(asyncio.BufferedProtocol):
             self.fail(f"too many streams: {self.settings.max_streams} are open on this connection")
             return
         if not instance.registry.notify(self.number, notify.stream):
+            instance.free(notify.stream)
             self._refuse(notify)
         elif not instance.pending_bytes:
             self._accept(notify)
@@ -290,9 +316,9 @@ class Peer(asyncio.BufferedProtocol):
             # Peers that tell of no capability take the last id of an empty stream for an error.
             if last != NOTHING_SEEN or (self.hello is not None and self.hello.capabilities):
                 self._points[stream] = last
+                self._owe(0)
             else:
                 self.session.closed_in_silence(stream)
-            self._owe(0)
             instance.settled()
 
         if self.session.connection is Connection.MIGRATING:
@@ -349,7 +375,7 @@ class Peer(asyncio.BufferedProtocol):
         """The peer did something that it must not: tell it, and close."""
         if self._over:
             return
-        log.info("connection of %s ended: %s", self.address or "a connector", reason)
+        log.info("connection of %s ended: %s", self.address or "a connector", one_line(reason))
         self.worker.counters.fault(reason)
         self._write(fr.Error(reason))
         self._end()

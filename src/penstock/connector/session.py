@@ -168,6 +168,8 @@ def move(state: Connection, side: Side, tag: Tag, role: Role = Role.SOURCE) -> C
 
 
 def _refusal(state: Connection, side: Side, tag: Tag) -> str:
+    if tag is Tag.EOS_MESSAGE and side is _C:
+        return f"Unable to decode message: {tag.name}, and no stream is open"
     if tag in (_WORKERS if side is _C else _CONNECTORS):
         return f"Invalid message: {tag.name.lower()}"
     return f"Bad protocol FSM state: {tag.name} is not for a connection that is {state.value}"

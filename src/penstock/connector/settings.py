@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import re
 import socket
 import ssl
@@ -15,6 +16,10 @@ from penstock.connector.records import MAX_RECORD
 from penstock.connector.session import MAX_CREDITS
 
 _INSTANCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+_NAME: Final = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?")
+_FOUR: Final = re.compile(r"[0-9]+(\.[0-9]+){3}")
+_LONGEST_NAME: Final = 253
 
 MAX_PARTITIONS: Final = 256
 CREDITS: Final = 1 << 17
@@ -117,6 +122,25 @@ def dialled(host: str, port: int) -> str:
 def split(address: str) -> tuple[str, int]:
     """Host and port of `HOST:PORT`; an IPv6 address stands in brackets."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not _is_host(host) or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise UsageError(f"expected HOST:PORT, got {address!r}", hint="for example 127.0.0.1:7110")
-    return host.strip("[]"), int(port)
+    return host, int(port)
+
+
+def dialable(address: str) -> tuple[str, int]:
+    """As `split`, of an address where somebody else listens: at port 0 nobody does."""
+    host, port = split(address)
+    if not port:
+        raise UsageError(f"nobody listens at port 0 of {address!r}", hint="name the port of a worker")
+    return host, port
+
+
+def _is_host(host: str) -> bool:
+    """Whether a machine can be called that. Whether one is, only asking for it tells."""
+    if ":" not in host and not _FOUR.fullmatch(host):
+        return len(host) <= _LONGEST_NAME and _NAME.fullmatch(host) is not None
+    try:
+        return ipaddress.ip_address(host) is not None
+    except ValueError:
+        return False

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Final
 
 from penstock.base.errors import AwayError
+from penstock.base.texts import one_line
 from penstock.connector.framing import Splitter
 from penstock.connector.twopc import Coordinator, Event, Listed, Redirected, SinkError, Step, Vote, Who
 
@@ -66,7 +67,9 @@ class SinkLink:
             self._send(self.machine.list_again())
             self.listed = self._wait_for_list()
             if left := {transaction for transaction, _ in told} & set(self.listed.transactions):
-                raise SinkError(f"{self._place} does not carry out the decision on {min(left)}")
+                raise SinkError(
+                    f"{self._place} does not carry out the decision on {one_line(min(left), 200)}"
+                )
 
     def leave(self, workers: Sequence[str]) -> None:
         """Tell who has left, and wait until that was heard."""

@@ -222,6 +222,11 @@ class Kept(Stream):
         self.keep(self._next, [body])
         return self._next - 1
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether something has come that is not durable."""
+        return bool(self.kept)
+
     def keep(self, first: int, bodies: Sequence[bytes]) -> None:
         """Take messages with the ids from `first` on, whether there is room or not."""
         self.kept.extend(bodies)
@@ -305,6 +310,11 @@ class PipeLines(Kept):
                 raise PenstockError(f"stream '{self.name}' cannot be read: {chunk}")
             self._took(chunk)
         return super().read()
+
+    @property
+    def unsettled(self) -> bool:
+        """A line that has begun is none yet."""
+        return super().unsettled or not self._chunks.empty()
 
     def _took(self, chunk: bytes) -> None:
         if chunk:

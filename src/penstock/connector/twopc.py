@@ -23,6 +23,7 @@ from enum import Enum
 from typing import Final
 
 from penstock.base.errors import AwayError, PenstockError
+from penstock.base.texts import one_line
 from penstock.connector.frames import (
     HEAD,
     NOT_NOW,
@@ -207,9 +208,9 @@ class Coordinator:
     def _received(self, frame: Frame) -> Event | None:
         match frame:
             case Error(reason) if reason.startswith(NOT_NOW):
-                raise AwayError(f"the sink cannot go on now: {reason.removeprefix(NOT_NOW)}")
+                raise AwayError(f"the sink cannot go on now: {one_line(reason.removeprefix(NOT_NOW))}")
             case Error(reason):
-                raise SinkError(f"the sink refused: {reason}")
+                raise SinkError(f"the sink refused: {one_line(reason)}")
             case Restart(address):
                 self.step = Step.ENDED
                 return Redirected(address)

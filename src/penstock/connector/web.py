@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.base.errors import PenstockError, UsageError
 from penstock.connector import status
-from penstock.connector.settings import NotHereError, dialled, split
+from penstock.connector.settings import NotHereError, dialable, dialled, split
 
 if TYPE_CHECKING:
     from penstock.connector.worker import Worker
@@ -112,6 +112,7 @@ async def _migrate(worker: Worker, headers: dict[str, str], body: bytes) -> Answ
         return 403, "text/plain", b"the cookie of this worker is wanted\n"
     try:
         move = msgspec.json.decode(body, type=Move)
+        dialable(move.to)
         name = await worker.migrate(move.what, move.to)
     except NotHereError as error:
         return 404, "text/plain", f"{error}\n".encode()

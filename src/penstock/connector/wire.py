@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import select
 import socket
 import sys
 import termios
@@ -23,6 +24,8 @@ QUIET, EVERY, TIMES = 30, 10, 3
 """Keep-alive: seconds until a silent peer is asked, and between two questions; how many may stay without an answer."""
 UNANSWERED = 60.0
 """Seconds that a peer may leave without an answer what was sent: nothing is asked of it meanwhile."""
+_GONE: Final = getattr(select, "POLLRDHUP", 0)
+"""What a peer that has closed is told by, besides errors, however much of what it sent is not read yet."""
 
 
 class Wire:
@@ -62,6 +65,15 @@ class Wire:
             assert self.transport is not None
             self.reading = True
             self.transport.resume_reading()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the peer has closed the connection, or it broke. The loop does not see that while nothing is read."""
+        if self.transport is None or not self._works:
+            return False
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket"), _GONE)
+        return bool(poll.poll(0))
 
     def finish(self) -> None:
         """Nothing more is said; the connection closes when the peer does, or soon."""

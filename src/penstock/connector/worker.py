@@ -225,10 +225,15 @@ class Worker:
     def enter(self, peer: Peer) -> str | None:
         """A connection came; why it is refused, if it is. One that is refused takes nobody's place while it ends."""
         self._shaking.pop(peer.number, None)
-        if self._stopping or len(self.peers) >= self.settings.max_sessions:
+        most = self.settings.max_sessions
+        if len(self.peers) >= most:
+            absent = {each for each in self.peers if each.is_absent}
+            self.peers -= absent
+            for each in absent:
+                each.wire.cut()
+        if self._stopping or len(self.peers) >= most:
             self.refused.add(peer)
-            full = f"too many connections: this worker takes {self.settings.max_sessions}"
-            return directory.STOPPING if self._stopping else full
+            return directory.STOPPING if self._stopping else f"too many connections: this worker takes {most}"
         self.peers.add(peer)
         self._empty.clear()
         return None
@@ -242,12 +247,16 @@ class Worker:
             peer.instance.peers.discard(peer)
             peer.instance.settled()
 
-    def probed(self, hello: Hello) -> Ok | Error | None:
-        """What to answer, if another worker asks whether we live and have an instance."""
+    def probed(self, hello: Hello, refusal: str | None) -> Ok | Error | None:
+        """What to answer, if another worker asks whether we live and have an instance; also if we take nobody now."""
         for token in hello.capabilities:
+            if token == directory.PROBE:
+                return Ok(0, frozenset({directory.SELF + self.me.nonce}))
             if token.startswith(directory.PROBE):
                 if token != directory.PROBE + self.me.nonce:
                     return Error(directory.ANOTHER)
+                if refusal is not None and hello.instance == _NOBODY:
+                    return Error(refusal)
                 instance = self.instances.get(hello.instance)
                 return Ok(
                     0 if instance is None else directory.LEAVING if instance.leaving else directory.MINE
@@ -394,23 +403,41 @@ class Worker:
         return name
 
     async def _require_another(self, address: str) -> None:
-        """Refuse to move anything to ourselves, by whatever name, or to one that would refuse our connectors.
+        """Refuse to move anything to ourselves, by whatever name, to one that would refuse our connectors, or to one
+        that puts what they send into other journals, where it would come twice.
 
         Nobody need answer: a connector comes back from there.
         """
+        nonce: str | None = self.me.nonce
         if address != self.me.address:
             hello = Hello(self.settings.version, self.settings.cookie, "penstock", _NOBODY)
             trusts = self._tls.trusts if self._tls is not None else None
-            target = Owner("", address, self.me.nonce)
-            answer = await directory.answer_of(target, hello, trusts, _MOMENT)
+            answer = await directory.answer_of(Owner("", address, ""), hello, trusts, _MOMENT)
             if isinstance(answer, Error) and answer.reason.startswith(directory.DISTRUST):
                 raise UsageError(
                     f"the worker at {address} would take none of our connectors: {answer.reason}",
                     hint="workers among which instances move have the same cookie, version and TLS",
                 )
-            if not isinstance(answer, Ok):
-                return
-        raise UsageError(f"{address} is this worker itself", hint="name another one")
+            nonce = directory.named(answer) if isinstance(answer, Ok) else None
+        if nonce == self.me.nonce:
+            raise UsageError(f"{address} is this worker itself", hint="name another one")
+        if nonce is not None and not await self._knows(nonce):
+            raise UsageError(
+                f"the worker at {address} puts what it is sent into other journals than this one: what ours have "
+                "would come again there",
+                hint="workers among which instances move have the same broker, or cluster, and --journals",
+            )
+
+    async def _knows(self, nonce: str) -> bool:
+        """Whether a worker is in our directory; one that has just started may enter it in a moment."""
+        if self.listing is None:
+            return True
+        for _ in range(int(_MOMENT / _POLL)):
+            known = await directory.workers(self.listing, self.journals)
+            if any(entry.owner.nonce == nonce for entry in known):
+                return True
+            await asyncio.sleep(_POLL)
+        return False
 
     async def _move(self, instance: Instance, address: str) -> None:
         await instance.move(address, self.settings.migration_timeout)

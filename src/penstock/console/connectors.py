@@ -15,7 +15,7 @@ from penstock.base.errors import UsageError
 from penstock.base.secrets import mask
 from penstock.base.units import counted
 from penstock.connector import moving
-from penstock.connector.settings import JOURNALS, split
+from penstock.connector.settings import JOURNALS, dialable
 from penstock.connector.status import WorkerStatus, survey
 from penstock.console.actions import Outcome, Plan, Wish
 from penstock.console.answers import masked
@@ -61,7 +61,7 @@ class Connectors:
 
 def plan_move(workers: Sequence[WorkerStatus], wish: Wish, options: str, *, with_cookie: bool) -> Plan:
     """What would happen to an instance and its connectors; the workers are those of its prefix. Pure."""
-    split(wish.to)
+    dialable(wish.to)
     instance, target = wish.sink, wish.to
     here = next((one for one in workers if one.answers and _has(one, instance)), None)
     origin = here.address if here else "none"

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import msgspec
 
-from penstock.base.logs import TEXT, JsonFormatter
+from penstock.base.logs import TEXT, JsonFormatter, TextFormatter
 from penstock.base.settings import setting
 from penstock.functions.kinds import NOT_AN_OBJECT, TextFunction
 
@@ -68,7 +68,7 @@ def listen(*, json: bool = False) -> None:
     """Have the lines come to standard error, if nobody has said where logs go."""
     if not _log.hasHandlers():
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(JsonFormatter() if json else logging.Formatter(TEXT))
+        handler.setFormatter(JsonFormatter() if json else TextFormatter(TEXT))
         _log.addHandler(handler)
         _log.setLevel(logging.INFO)
 

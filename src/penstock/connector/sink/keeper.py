@@ -20,6 +20,7 @@ import msgspec
 
 from penstock.base import faults
 from penstock.base.errors import RefusedError
+from penstock.base.texts import one_line
 from penstock.connector.inner import Phase1, Phase2
 from penstock.connector.sink.ledger import Bytes, Decided, Forced, Ledger, RuleError, Voted
 from penstock.connector.sink.storage import Storage, Transaction
@@ -62,9 +63,8 @@ class Keeper:
         prepared = ledger.prepared
         held = self._storage.recover(ledger.committed, None if prepared is None else _transaction(prepared))
         if prepared is not None and held < prepared.end:
-            log.warning(
-                "worker %s: %s: %s, or were cut off by an abort", self.worker, prepared.transaction, LOST
-            )
+            known = one_line(prepared.transaction)
+            log.warning("worker %s: %s: %s, or were cut off by an abort", self.worker, known, LOST)
             self._log.append(
                 Voted(prepared.transaction, prepared.start, prepared.end, False, LOST, self._clock())
             )
@@ -100,7 +100,8 @@ class Keeper:
                 voted = self._prepared(voted)
             self._log.append(voted)
         if not voted.commit:
-            log.warning("worker %s: abort of %s: %s", self.worker, voted.transaction, voted.reason)
+            told = one_line(f"{voted.transaction}: {voted.reason}")
+            log.warning("worker %s: abort of %s", self.worker, told)
         return voted.commit
 
     def _prepared(self, voted: Voted) -> Voted:
@@ -114,9 +115,8 @@ class Keeper:
         """Carry out a decision; an unknown one was carried out before, or is nobody's."""
         voted = self.ledger.unresolved.get(decision.transaction)
         if voted is None:
-            log.info(
-                "worker %s: a decision on %s, which is not open", self.worker, decision.transaction[:200]
-            )
+            unknown = one_line(decision.transaction, 200)
+            log.info("worker %s: a decision on %s, which is not open", self.worker, unknown)
             return
         if decision.commit and not voted.commit:
             raise RuleError(f"a commit of {voted.transaction}, which this sink has voted to abort")

@@ -22,6 +22,7 @@ from penstock.base import faults
 from penstock.base.errors import AwayError, PenstockError, UsageError
 from penstock.base.secrets import mask
 from penstock.base.signals import Flag
+from penstock.base.texts import one_line
 from penstock.connector.frames import MAX_FRAME, NOT_NOW
 from penstock.connector.framing import Splitter
 from penstock.connector.sink.keeper import Keeper
@@ -130,7 +131,7 @@ class SinkServer:
             _prepare(connection, self._limits)
             self._converse(connection, session)
         except (OSError, PenstockError) as error:
-            log.warning("sink: a connection ended: %s", mask(str(error)))
+            log.warning("sink: a connection ended: %s", one_line(mask(str(error))))
         except Exception:  # a storage of any author: the server goes on
             log.exception("sink: a connection ended")
         finally:
@@ -156,7 +157,7 @@ class SinkServer:
         try:
             return session.receive(payload)
         except (OSError, PenstockError) as error:
-            log.warning("sink: %s", mask(str(error)))
+            log.warning("sink: %s", one_line(mask(str(error))))
             later = NOT_NOW if isinstance(error, (OSError, AwayError)) else ""
             return session.refuse(later + mask(str(error)))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import pickle
 import shutil
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.adaptors.base import Publisher, Refusal, Sink, SinkPosition, Stage, Staged, Stager
+from penstock.base.errors import AwayError
 from penstock.log.message import Message, Mode, Op
 from penstock.log.schema import Field, Kind, KnownSchemas, Schema, Schemas, Told, still
 from penstock.testing.adaptors.subject import SinkSubject
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 ROWS = Schema((Field("id", Kind.INT, nullable=False), Field("text", Kind.STRING)), key=("id",))
 """The schema of the kit's own messages."""
 
+_PATIENCE = 60.0
+"""Seconds for a server to come back."""
 NOW = 1_750_000_000_000_000
 
 
@@ -158,6 +162,16 @@ class Delivery:
         """Start again after a crash."""
         self.crash()
         return self.open()
+
+    def reopen_when_back(self) -> SinkPosition | None:
+        """As `reopen`, again and again, as a run does it, since a server may be a while in coming back."""
+        until = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                return self.reopen()
+            except AwayError:
+                if time.monotonic() > until:
+                    raise
 
     def close(self) -> None:
         """End in order."""

@@ -163,7 +163,7 @@ class SinkConformance(OnceConformance):
             target.check_secret(caught.value)
         finally:
             target.subject.start_server()
-        target.delivery.reopen()
+        target.delivery.reopen_when_back()
         target.delivery.deliver()
         target.check(ns)
 
