@@ -57,6 +57,7 @@ class KafkaTarget(SinkSubject):
         return KafkaSubject(self._server).misconfigured()
 
     def stop_server(self) -> None:
+        self._server.settle()
         self._server.kill()
 
     def start_server(self) -> None:

@@ -50,6 +50,20 @@ def test_an_instance_is_not_moved_to_a_worker_that_would_refuse_its_connectors(t
     rigged(tmp_path / "d", test)
 
 
+def test_an_instance_is_not_moved_to_a_worker_that_takes_other_instances_alone(tmp_path: Path) -> None:
+    """Its connectors would be refused there, and sent there again."""
+
+    async def test(rig: Rig) -> None:
+        worker, picky = await rig.worker(), await rig.worker("picky", instances=frozenset({"j"}))
+        peer = await rig.streaming(worker, 7)
+        with pytest.raises(UsageError, match="none of our connectors: unknown instance 'i'"):
+            await worker.migrate("i", picky.me.address)
+        await peer.send(fr.Message(7, 1))
+        await peer.acked(7, 1)
+
+    rigged(tmp_path / "d", test)
+
+
 def test_an_instance_is_not_moved_to_a_worker_whose_journals_are_others(tmp_path: Path) -> None:
     """It would be told there that nothing was seen, and send everything again."""
 

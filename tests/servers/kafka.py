@@ -141,6 +141,29 @@ class KafkaServer:
                 consumer.close()
                 return
 
+    def settle(self, until: float = 60.0) -> None:
+        """Wait until what was committed is marked so in all partitions, which happens behind the answer to a commit.
+
+        A single broker that is killed in between may never mark it: its coordinator of transactions starts again before
+        it knows of the topics, and takes them for deleted. A cluster has another one by then.
+        """
+        own = {"bootstrap.servers": self.address, "group.id": "settle", "log_level": 1}
+        every = Consumer({**own, "isolation.level": "read_uncommitted"})
+        marked = Consumer({**own, "isolation.level": "read_committed"})
+        try:
+            topics = every.list_topics(timeout=10).topics
+            places = [TopicPartition(name, p) for name in topics for p in topics[name].partitions]
+            end = time.monotonic() + until
+            for place in places:
+                while every.get_watermark_offsets(place, timeout=10) != marked.get_watermark_offsets(
+                    place, timeout=10
+                ):
+                    assert time.monotonic() < end, f"a transaction stays open in {place}"
+                    time.sleep(0.02)
+        finally:
+            every.close()
+            marked.close()
+
     def stop(self) -> None:
         """End it in order, so far as it does that soon."""
         if self._process is not None:

@@ -41,7 +41,7 @@ _NAME = "_workers"
 ANOTHER = "another worker is here now"
 STOPPING = "this worker is stopping"
 _NO_TRUST = "no TLS"
-DISTRUST = ("Bad cookie", "Unknown protocol version", _NO_TRUST)
+DISTRUST = ("Bad cookie", "Unknown protocol version", "unknown instance", _NO_TRUST)
 """So begins what those say who would take no connector of ours either."""
 
 

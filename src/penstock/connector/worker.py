@@ -251,6 +251,9 @@ class Worker:
         """What to answer, if another worker asks whether we live and have an instance; also if we take nobody now."""
         for token in hello.capabilities:
             if token == directory.PROBE:
+                fault = self.settings.instance_fault(hello.instance) if hello.instance != _NOBODY else None
+                if fault is not None:
+                    return Error(fault)
                 return Ok(0, frozenset({directory.SELF + self.me.nonce}))
             if token.startswith(directory.PROBE):
                 if token != directory.PROBE + self.me.nonce:
@@ -389,8 +392,7 @@ class Worker:
     async def migrate(self, what: str, address: str) -> str:
         """Move an instance, with all its sessions, to the worker at `address`; the name of the instance."""
         split(address)
-        self.instance_of(what)
-        await self._require_another(address)
+        await self._require_another(address, self.instance_of(what))
         name = self.instance_of(what)
         instance = self.instances[name]
         if instance.leaving:
@@ -402,7 +404,7 @@ class Worker:
         self.spawn(self._move(instance, address))
         return name
 
-    async def _require_another(self, address: str) -> None:
+    async def _require_another(self, address: str, instance: str) -> None:
         """Refuse to move anything to ourselves, by whatever name, to one that would refuse our connectors, or to one
         that puts what they send into other journals, where it would come twice.
 
@@ -410,13 +412,13 @@ class Worker:
         """
         nonce: str | None = self.me.nonce
         if address != self.me.address:
-            hello = Hello(self.settings.version, self.settings.cookie, "penstock", _NOBODY)
+            hello = Hello(self.settings.version, self.settings.cookie, "penstock", instance)
             trusts = self._tls.trusts if self._tls is not None else None
             answer = await directory.answer_of(Owner("", address, ""), hello, trusts, _MOMENT)
             if isinstance(answer, Error) and answer.reason.startswith(directory.DISTRUST):
                 raise UsageError(
                     f"the worker at {address} would take none of our connectors: {answer.reason}",
-                    hint="workers among which instances move have the same cookie, version and TLS",
+                    hint="workers among which instances move have the same cookie, version, TLS and --instance",
                 )
             nonce = directory.named(answer) if isinstance(answer, Ok) else None
         if nonce == self.me.nonce:

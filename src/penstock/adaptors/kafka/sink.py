@@ -352,7 +352,11 @@ class KafkaPublisher(Publisher):
                     raise self._cluster.error_of("cannot read the sink's position", error, self._trouble)
                 elif offset >= end:
                     return found
-        raise AwayError(f"the position in topic '{self._topic}' cannot be read to its end, which is {end}")
+        raise AwayError(
+            f"the position in topic '{self._topic}' cannot be read to its end, which is {end}",
+            hint="brokers that have just started take a moment; if it stays so, a crash has left a transaction in it "
+            "without an end: `kafka-transactions.sh find-hanging` shows it, and `abort` ends it",
+        )
 
 
 def position_topic(positions: str, name: str) -> str:
