@@ -311,8 +311,8 @@ def test_no_text_of_a_peer_makes_a_line_or_a_row_of_its_own(place: Place) -> Non
     people = inside("connector", "status", *place.data).output
     assert r"  connector of forged: bye\n  worker at 1.2.3.4:1: 9 sessions \x1b[31m" in people.splitlines()
     assert r"two\nlines\tand a tab" in people
-    assert f"{'x' * 60}..." in people
-    assert "x" * 61 not in people
+    assert f"{'x' * 80}..." in people
+    assert "x" * 81 not in people
     workers = json.loads(inside("connector", "status", *place.data, "--json").output)
     names = {stream["name"] for worker in workers for stream in worker["streams"]}
     assert {"two\nlines\tand a tab", long} <= names

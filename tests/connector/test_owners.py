@@ -13,12 +13,23 @@ from tests.connector.rig import COOKIE, SETTINGS, WAIT, Rig, eventually, ids_of,
 
 from penstock.base.errors import PenstockError, UsageError
 from penstock.connector import frames as fr
-from penstock.connector.directory import Entry, _registers, directory_journal, enter, workers
+from penstock.connector.directory import (
+    PROBE,
+    STOPPING,
+    Entry,
+    _registers,
+    directory_journal,
+    enter,
+    leave,
+    workers,
+)
 from penstock.connector.records import Point
 from penstock.connector.registry import Owner
 from penstock.connector.settings import split
 from penstock.connector.status import request, survey
 from penstock.connector.web import serve
+from penstock.journal.client import AsyncClient
+from penstock.journal.served import served
 
 
 def test_an_instance_is_not_moved_to_its_own_worker_by_another_name(tmp_path: Path) -> None:
@@ -272,5 +283,80 @@ def test_a_worker_that_stops_sends_nobody_to_one_that_would_not_take_them(tmp_pa
         assert await peer.until(lambda frame: isinstance(frame, fr.Restart)) == fr.Restart()
         known = [entry.owner for entry in await workers(rig.client, worker.journals)]
         assert known == [stranger.me, full.me], "they live all the same"
+
+    rigged(tmp_path / "d", test)
+
+
+def test_an_instance_is_not_moved_to_a_worker_that_is_full_or_stops(tmp_path: Path) -> None:
+    """Its connectors would be refused there, and have nowhere to go."""
+
+    async def test(rig: Rig) -> None:
+        worker, full = await rig.worker(), await rig.worker("full", max_sessions=1)
+        await (await rig.peer(full, "another")).ok()
+        peer = await rig.streaming(worker, 7)
+        with pytest.raises(UsageError, match="none of our connectors: too many connections"):
+            await worker.migrate("i", full.me.address)
+        await peer.send(fr.Message(7, 1))
+        await peer.acked(7, 1)
+
+    rigged(tmp_path / "d", test)
+
+
+def test_an_instance_that_was_moved_to_a_worker_that_is_full_by_now_is_taken_back(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        worker, other = await rig.worker(), await rig.worker("other", max_sessions=1)
+        await (await rig.streaming(worker, 7)).close()
+        await worker.migrate("i", other.me.address)
+        await eventually(lambda: "i" in worker.moved)
+        await (await rig.peer(other, "another")).ok()
+        peer = await rig.peer(worker)
+        await peer.ok()
+        assert (await peer.open(7)).success
+
+    rigged(tmp_path / "d", test)
+
+
+def test_an_instance_may_be_moved_to_a_worker_that_was_taken_for_dead_once(tmp_path: Path) -> None:
+    """One that did not answer for a while is in no directory any more; what it takes goes into the same journals."""
+
+    async def test(rig: Rig) -> None:
+        worker, other = await rig.worker(), await rig.worker("other")
+        await eventually(lambda: bool(worker.place and other.place))
+        await leave(rig.client, worker.journals, other._entry)
+        await (await rig.streaming(worker, 7)).close()
+        assert await worker.migrate("i", other.me.address) == "i"
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_worker_of_another_broker_is_another_place_though_its_directory_has_the_same_name(
+    tmp_path: Path,
+) -> None:
+    async def test(rig: Rig) -> None:
+        async with served(tmp_path / "e") as broker:
+            elsewhere = AsyncClient(broker.address, near=broker.near)
+            rig.using.push_async_callback(elsewhere.close)
+            worker = await rig.worker()
+            stranger = await Rig(elsewhere, rig.using).worker("stranger")
+            await (await rig.streaming(worker, 7)).close()
+            with pytest.raises(UsageError, match="into other journals than this one"):
+                await worker.migrate("i", stranger.me.address)
+            await stranger.stop()
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_worker_that_stops_has_let_nothing_go_until_it_is_durable(tmp_path: Path) -> None:
+    """Who asks it for an instance on a connection that it had taken before waits, and fences nobody."""
+
+    async def test(rig: Rig) -> None:
+        worker = await rig.worker()
+        await rig.streaming(worker, 7)
+        asking = await rig.peer(worker, hello=False)
+        await eventually(lambda: len(worker.peers) == 2)
+        worker._stopping = True
+        await asking.send(fr.Hello("0.0.1", COOKIE, "penstock", "i", frozenset({PROBE + worker.me.nonce})))
+        assert await asking.error() == STOPPING
+        worker._stopping = False
 
     rigged(tmp_path / "d", test)

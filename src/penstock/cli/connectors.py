@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from penstock.connector.status import WorkerStatus
 
 _LOG_LEVELS = ("debug", "info", "warning", "error")
-_MOST = 60
+_MOST = 80
 """Characters of a name in a table: peers may give any of 65,535 bytes."""
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -32,8 +33,8 @@ from penstock.journal.protocol import LabelSet, Status
 
 PROBE = "probe="
 """The capability by which a worker asks another whether it lives and has an instance; without a nonce, who it is."""
-SELF = "worker="
-"""The capability by which one says who it is: with its nonce, by which it is in its directory."""
+SELF, PLACE = "worker=", "place="
+"""The capabilities by which one says who it is, by its nonce, and in which directory."""
 MINE, LEAVING = 1, 2
 """What an owner answers, as credits: it has the instance, or is about to let it go."""
 _PATIENCE = 5.0
@@ -41,7 +42,8 @@ _NAME = "_workers"
 ANOTHER = "another worker is here now"
 STOPPING = "this worker is stopping"
 _NO_TRUST = "no TLS"
-DISTRUST = ("Bad cookie", "Unknown protocol version", "unknown instance", _NO_TRUST)
+FULL = "too many connections"
+DISTRUST = ("Bad cookie", "Unknown protocol version", "unknown instance", FULL, STOPPING, _NO_TRUST)
 """So begins what those say who would take no connector of ours either."""
 
 
@@ -81,10 +83,17 @@ def _registers(*entries: Entry) -> LabelSet:
     return labels.label_set(values)
 
 
-async def enter(client: Journals, prefix: str, entry: Entry, *, replication: int, store: str) -> None:
-    """Whoever had the address before was killed, and leaves."""
+async def enter(client: Journals, prefix: str, entry: Entry, *, replication: int, store: str) -> str:
+    """Whoever had the address before was killed, and leaves. Returns what this directory is known by, if anything.
+
+    Each has a value of its own, which nobody else's has: workers whose directories have the same name may be of two
+    brokers.
+    """
     journal = directory_journal(prefix)
-    await ensure(client, journal_spec(journal, _NAME, replication=replication, store=store))
+    spec = journal_spec(journal, _NAME, replication=replication, store=store)
+    own = labels.label_set({records.PLACE_LABEL: uuid.uuid4().hex})
+    spec.labels.CopyFrom(labels.union(spec.labels, own))
+    await ensure(client, spec)
     before = [
         each
         for each in await workers(client, prefix)
@@ -92,6 +101,9 @@ async def enter(client: Journals, prefix: str, entry: Entry, *, replication: int
     ]
     record = records.claim(entry.owner.name)
     await client.append(journal, record, union=_registers(entry), subtract=_registers(*before))
+    found = await client.list(labels.parse_selector(f"name={journal}"))
+    places = labels.values_of(found[0].spec.labels, records.PLACE_LABEL) if found else ()
+    return places[0] if places else ""
 
 
 async def leave(client: Journals, prefix: str, *entries: Entry) -> None:
@@ -142,10 +154,9 @@ async def ask(
             return 0
 
 
-def named(answer: fr.Ok) -> str | None:
-    """The nonce of the worker that said this, if it did."""
-    found = (token.removeprefix(SELF) for token in answer.capabilities if token.startswith(SELF))
-    return next(found, None)
+def told(answer: fr.Ok, what: str) -> str:
+    """What a worker says of itself, its `SELF` or its `PLACE`; empty if it does not."""
+    return next((token.removeprefix(what) for token in answer.capabilities if token.startswith(what)), "")
 
 
 async def answer_of(

@@ -35,6 +35,8 @@ from penstock.connector.frames import (
 FORMAT: Final = 1
 FORMAT_LABEL: Final = "penstock.dev/connector-format"
 INSTANCE_LABEL: Final = "penstock.dev/connector"
+PLACE_LABEL: Final = "penstock.dev/connector-place"
+"""Of a directory of workers: what it is known by."""
 MAX_RECORD: Final = 64 << 20
 """Longer frames are in no journal of ours: it would be damaged."""
 

@@ -228,6 +228,9 @@ class Peer(asyncio.BufferedProtocol):
                 self._notified(frame, verdict)
             case fr.EosMessage(stream=stream):
                 self._ended(stream)
+            case fr.Error(reason=reason) if self.hello is None:
+                log.info("%s gave up before it said who it is: %s", self.address, one_line(reason, 200))
+                self._end()
             case fr.Error(reason=reason):
                 log.warning("connector %s gave up: %s", self.address, one_line(reason, 2000))
                 self.worker.counters.gave_up(self.instance.name if self.instance else "", reason)

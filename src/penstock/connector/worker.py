@@ -23,7 +23,7 @@ from penstock.connector import directory
 from penstock.connector.buffers import Buffers
 from penstock.connector.counters import Counters
 from penstock.connector.directory import Entry
-from penstock.connector.frames import Error, Hello, Ok
+from penstock.connector.frames import Error, Frame, Hello, Ok
 from penstock.connector.instancelog import InstanceLog
 from penstock.connector.instances import Instance
 from penstock.connector.partitions import open_instance
@@ -72,6 +72,8 @@ class Worker:
         self.buffers = Buffers()
         self.me = Owner(name, "", uuid.uuid4().hex[:16])
         self.http = ""
+        self.place = ""
+        """What our directory is known by, once we are in it."""
         self.pipeline = ""
         """The pipeline whose source this is, if it is no worker by itself."""
         self.peers: set[Peer] = set()
@@ -131,7 +133,7 @@ class Worker:
         assert self.listing is not None
         for failures in itertools.count(1):
             try:
-                await directory.enter(
+                self.place = await directory.enter(
                     self.listing,
                     self.journals,
                     self._entry,
@@ -233,7 +235,7 @@ class Worker:
                 each.wire.cut()
         if self._stopping or len(self.peers) >= most:
             self.refused.add(peer)
-            return directory.STOPPING if self._stopping else f"too many connections: this worker takes {most}"
+            return directory.STOPPING if self._stopping else f"{directory.FULL}: this worker takes {most}"
         self.peers.add(peer)
         self._empty.clear()
         return None
@@ -249,22 +251,24 @@ class Worker:
 
     def probed(self, hello: Hello, refusal: str | None) -> Ok | Error | None:
         """What to answer, if another worker asks whether we live and have an instance; also if we take nobody now."""
-        for token in hello.capabilities:
-            if token == directory.PROBE:
-                fault = self.settings.instance_fault(hello.instance) if hello.instance != _NOBODY else None
-                if fault is not None:
-                    return Error(fault)
-                return Ok(0, frozenset({directory.SELF + self.me.nonce}))
-            if token.startswith(directory.PROBE):
-                if token != directory.PROBE + self.me.nonce:
-                    return Error(directory.ANOTHER)
-                if refusal is not None and hello.instance == _NOBODY:
-                    return Error(refusal)
-                instance = self.instances.get(hello.instance)
-                return Ok(
-                    0 if instance is None else directory.LEAVING if instance.leaving else directory.MINE
-                )
-        return None
+        token = next((each for each in hello.capabilities if each.startswith(directory.PROBE)), None)
+        if token is None:
+            return None
+        if self._stopping:
+            return Error(
+                directory.STOPPING
+            )  # what is no instance any more may still be on its way to the log
+        if token == directory.PROBE:
+            fault = self.settings.instance_fault(hello.instance) if hello.instance != _NOBODY else None
+            if refusal or fault:
+                return Error(refusal or fault or "")
+            return self._self
+        if token != directory.PROBE + self.me.nonce:
+            return Error(directory.ANOTHER)
+        if refusal is not None and hello.instance == _NOBODY:
+            return Error(refusal)
+        instance = self.instances.get(hello.instance)
+        return Ok(0 if instance is None else directory.LEAVING if instance.leaving else directory.MINE)
 
     async def join(self, peer: Peer, name: str) -> Instance | str:
         """The instance for a session, opened; or the address at which it is."""
@@ -337,9 +341,9 @@ class Worker:
         return await directory.ask(owner, self.settings.cookie, instance, self.settings.version, trusts)
 
     async def _moved(self, name: str) -> str:
-        """Where an instance was sent that nobody has claimed since; here again if nobody is there."""
+        """Where an instance was sent that nobody has claimed since; here again if nobody is there, or has room."""
         target = Owner("", self.moved[name], "")
-        if await self._ask(target, _NOBODY) is None:
+        if await self._ask(target, _NOBODY) != 0:
             del self.moved[name]
             return ""
         return target.address
@@ -410,36 +414,45 @@ class Worker:
 
         Nobody need answer: a connector comes back from there.
         """
-        nonce: str | None = self.me.nonce
-        if address != self.me.address:
-            hello = Hello(self.settings.version, self.settings.cookie, "penstock", instance)
-            trusts = self._tls.trusts if self._tls is not None else None
-            answer = await directory.answer_of(Owner("", address, ""), hello, trusts, _MOMENT)
-            if isinstance(answer, Error) and answer.reason.startswith(directory.DISTRUST):
-                raise UsageError(
-                    f"the worker at {address} would take none of our connectors: {answer.reason}",
-                    hint="workers among which instances move have the same cookie, version, TLS and --instance",
-                )
-            nonce = directory.named(answer) if isinstance(answer, Ok) else None
+        answer = await self._introduced(address, instance) if address != self.me.address else self._self
+        if isinstance(answer, Error) and answer.reason.startswith(directory.DISTRUST):
+            raise UsageError(
+                f"the worker at {address} would take none of our connectors: {answer.reason}",
+                hint="workers among which instances move have the same cookie, version, TLS and --instance",
+            )
+        if not isinstance(answer, Ok):
+            return
+        nonce, place = directory.told(answer, directory.SELF), directory.told(answer, directory.PLACE)
         if nonce == self.me.nonce:
             raise UsageError(f"{address} is this worker itself", hint="name another one")
-        if nonce is not None and not await self._knows(nonce):
+        if nonce and self.place and not place:
+            raise PenstockError(
+                f"the worker at {address} has not reached its broker yet", hint="try again when it has"
+            )
+        if nonce and self.place and place != self.place:
             raise UsageError(
                 f"the worker at {address} puts what it is sent into other journals than this one: what ours have "
                 "would come again there",
                 hint="workers among which instances move have the same broker, or cluster, and --journals",
             )
 
-    async def _knows(self, nonce: str) -> bool:
-        """Whether a worker is in our directory; one that has just started may enter it in a moment."""
-        if self.listing is None:
-            return True
-        for _ in range(int(_MOMENT / _POLL)):
-            known = await directory.workers(self.listing, self.journals)
-            if any(entry.owner.nonce == nonce for entry in known):
-                return True
+    @property
+    def _self(self) -> Ok:
+        """How we introduce ourselves to workers that ask; without a place, as long as we are in no directory."""
+        place = {directory.PLACE + self.place} if self.place else set()
+        return Ok(0, frozenset({directory.SELF + self.me.nonce, *place}))
+
+    async def _introduced(self, address: str, instance: str) -> Frame | None:
+        """Who a worker says that it is; one that has just started may not have entered its directory yet."""
+        hello = Hello(self.settings.version, self.settings.cookie, "penstock", instance)
+        trusts = self._tls.trusts if self._tls is not None else None
+        end = asyncio.get_running_loop().time() + _MOMENT
+        while True:
+            answer = await directory.answer_of(Owner("", address, ""), hello, trusts, _MOMENT)
+            starting = isinstance(answer, Ok) and not directory.told(answer, directory.PLACE)
+            if not starting or not self.place or asyncio.get_running_loop().time() > end:
+                return answer
             await asyncio.sleep(_POLL)
-        return False
 
     async def _move(self, instance: Instance, address: str) -> None:
         await instance.move(address, self.settings.migration_timeout)
