@@ -128,6 +128,9 @@ def test_an_owner_that_takes_no_more_connections_lives_and_keeps_its_instance(tm
     async def test(rig: Rig) -> None:
         owner, other = await rig.worker("a", max_sessions=1), await rig.worker("b")
         peer = await rig.streaming(owner, 7)
+        for _ in range(5):
+            await rig.peer(owner, hello=False)
+        await eventually(lambda: owner.counters.faults == 4)  # and the last has a moment
         second = await rig.peer(other)
         await second.ok()
         assert await second.next() == fr.Restart(owner.me.address)

@@ -81,9 +81,6 @@ class Peer(asyncio.BufferedProtocol):
             self._greeting.arm(seconds, self.fail, f"no HELLO within {seconds:g} s")
         elif refusal == STOPPING:
             self.fail(refusal)
-        elif len(self.worker.refused) > self.settings.max_sessions:
-            self.fail(refusal)
-            self.wire.cut()
         else:
             self._greeting.arm(LINGER, self.fail, refusal)
 
@@ -382,6 +379,11 @@ class Peer(asyncio.BufferedProtocol):
         self.worker.counters.fault(reason)
         self._write(fr.Error(reason))
         self._end()
+
+    def turn_out(self) -> None:
+        """It is refused, and has no moment to read why, since others want it; those may be workers that ask us."""
+        self.fail(self._refusal or STOPPING)
+        self.wire.cut()
 
     def migrate(self, address: str) -> None:
         """Ask the peer to go to another worker; one that does not understand that is sent away."""

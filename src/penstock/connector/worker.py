@@ -77,8 +77,8 @@ class Worker:
         self.pipeline = ""
         """The pipeline whose source this is, if it is no worker by itself."""
         self.peers: set[Peer] = set()
-        self.refused: set[Peer] = set()
-        """Those that are no sessions and have a moment to read why; beyond `max_sessions` they have none."""
+        self.refused: dict[Peer, None] = {}
+        """Those that are no sessions and have a moment to read why; beyond `max_sessions` the oldest have none."""
         self.instances: dict[str, Instance] = {}
         self.moved: dict[str, str] = {}
         """Where instances went that were moved away."""
@@ -234,7 +234,11 @@ class Worker:
             for each in absent:
                 each.wire.cut()
         if self._stopping or len(self.peers) >= most:
-            self.refused.add(peer)
+            self.refused[peer] = None
+            while len(self.refused) > most:
+                oldest = next(iter(self.refused))
+                del self.refused[oldest]
+                oldest.turn_out()
             return directory.STOPPING if self._stopping else f"{directory.FULL}: this worker takes {most}"
         self.peers.add(peer)
         self._empty.clear()
@@ -242,7 +246,7 @@ class Worker:
 
     def leave(self, peer: Peer) -> None:
         self.peers.discard(peer)
-        self.refused.discard(peer)
+        self.refused.pop(peer, None)
         if not self.peers:
             self._empty.set()
         if peer.instance is not None:
