@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from io import FileIO
+from io import BytesIO, FileIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -167,6 +167,10 @@ def test_a_signal_waits_a_moment_for_the_acks_of_what_was_read(
     asyncio.run(test())
 
 
+def read(stream: Watched) -> None:
+    assert stream.read() == []
+
+
 def ended(stream: Watched, acked: asyncio.Event, meanwhile: Callable[[], None]) -> None:
     """Told to end while there is no connection; not before what happens then, and long before the limit."""
 
@@ -206,3 +210,15 @@ def test_a_signal_before_a_worker_took_anything_waits_for_nothing(
     stream = lines(tmp_path)
     ended(stream, asyncio.Event(), lambda: None)
     assert stream.behind
+
+
+def test_what_was_read_ahead_and_is_durable_already_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.cli.connector_sending._LAST_ACKS", 2 * WAIT)
+    pipe, acked = PipeLines(BytesIO(), name="p"), asyncio.Event()
+    (stream,) = watched([pipe], acked, follow=False)
+    stream.seek(2)
+    pipe._chunks.append(b"one\ntwo\n")
+    ended(stream, acked, lambda: read(stream))
+    assert not stream.behind

@@ -53,6 +53,8 @@ class Watched(Stream):
         elif len(records):
             self._at = Record(*records[-1]).id
             self._gave(self._at)
+        else:
+            self._acked.set()  # what was read ahead of a pipe may be nothing that a journal lacks
         return records
 
     def _again(self) -> Records:
