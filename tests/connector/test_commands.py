@@ -135,6 +135,32 @@ def test_send_takes_lines_as_they_come_and_ends_when_told_though_the_pipe_is_ope
     running.communicate()
 
 
+PATIENT = (
+    "from penstock.cli import connector_sending; connector_sending._LAST_ACKS = 60.0; "
+    "from penstock.__main__ import main; main()"
+)
+"""The command, with more time behind a signal than a busy machine can need."""
+BUSY = "import time\nwhile True:\n print('line', flush=True)\n time.sleep(0.001)"
+
+
+def test_send_of_a_busy_pipe_that_is_told_to_end_has_sent_all_that_it_had_read(place: Place) -> None:
+    """It always ended with 1, as more came that nobody sent."""
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as busy:
+        command = [sys.executable, "-c", PATIENT, *place.sending("busy", "--stream", "live", "--json")]
+        running = subprocess.Popen(command, stdin=busy.stdout, stdout=subprocess.PIPE, text=True)
+        try:
+            eventually(lambda: len(place.durable("busy")) > 100)
+            running.send_signal(signal.SIGINT)
+            out, _ = running.communicate(timeout=WAIT)
+        finally:
+            running.kill()
+            busy.kill()
+    assert running.returncode == 0
+    sent = place.bodies("busy")
+    assert set(sent) == {b"line"}
+    assert json.loads(out) == {"instance": "busy", "durable": {"live": len(sent)}}
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [

@@ -120,6 +120,64 @@ def test_no_line_of_a_pipe_is_left_out_when_more_come_at_once_than_there_is_room
     assert found == list(range(1, 100_001))
 
 
+class Endless:
+    """A pipe that always has another line."""
+
+    def __init__(self) -> None:
+        self.given = 0
+
+    def read(self, size: int, /) -> bytes:
+        self.given += 1
+        return b"%d\n" % self.given
+
+
+def test_a_busy_pipe_that_is_stopped_gives_what_was_read_ahead_and_takes_no_more() -> None:
+    """Nothing of it was sent, and the thread went on taking from the pipe."""
+
+    async def test() -> None:
+        busy = Endless()
+        pipe = PipeLines(busy, name="p")
+        pipe.seek(None)
+        found = read(pipe) or []
+        await eventually(lambda: len(pipe._chunks) == sources._CHUNKS)
+        pipe.stop()
+        await eventually(lambda: pipe._reader is not None and not pipe._reader.is_alive())
+        assert busy.given == len(found) + sources._CHUNKS
+        assert pipe.unsettled
+        while records := read(pipe):
+            found += records
+        assert [int(record.body) for record in found] == list(range(1, busy.given + 1))
+        assert records == [], "that is not its end"
+        pipe.ack(busy.given)
+        assert not pipe.unsettled
+
+    asyncio.run(test())
+
+
+def test_a_pipe_that_is_stopped_before_it_was_read_is_not_begun() -> None:
+    busy = Endless()
+    pipe = PipeLines(busy, name="p")
+    pipe.stop()
+    pipe.seek(None)
+    assert (read(pipe), busy.given) == ([], 0)
+
+
+@pytest.mark.parametrize("last", [b"", b"two"])
+def test_the_end_of_a_pipe_is_no_data_but_makes_its_last_line_whole(last: bytes) -> None:
+    pipe = PipeLines(io.BytesIO(b"one\n" + last), name="p")
+    pipe.seek(None)
+    while not read(pipe):
+        pass
+    assert pipe._reader is not None
+    pipe._reader.join()
+    assert len(pipe._chunks) == 1
+    pipe.ack(1)
+    assert pipe.unsettled is bool(last)
+    pipe.stop()
+    assert [record.body for record in read(pipe) or ()] == [last] * bool(last)
+    assert read(pipe) is None
+
+
 def test_posts_and_datagrams_arrive(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         worker = await rig.worker()

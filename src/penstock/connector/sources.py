@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import queue
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -286,7 +285,8 @@ class PipeLines(Kept):
     """Lines of a file that cannot be read twice. Run again with the same lines, it sends only what the log lacks.
 
     A thread reads, and is left alone with a pipe that says nothing: neither a lost connection nor the end of the
-    connector waits for it. What it has read is numbered and kept by whoever calls `read`.
+    connector waits for it. What it has read is numbered and kept by whoever calls `read`. It has room before it reads:
+    so nothing is in its hands that `read` and `unsettled` do not see, except while it waits for the pipe.
     """
 
     def __init__(self, file: Readable, *, name: str) -> None:
@@ -294,18 +294,27 @@ class PipeLines(Kept):
         self._file = file
         self._number = 0
         self._rest = b""
-        self._chunks: queue.Queue[bytes | OSError] = queue.Queue(maxsize=_CHUNKS)
+        self._chunks: deque[bytes | OSError] = deque()
+        """Read ahead; empty bytes are the end."""
+        self._room = threading.Semaphore(_CHUNKS)
+        self._lock = threading.Lock()
+        """For `_stopped` and what is added to `_chunks`: nothing is, once it is stopped."""
+        self._stopped = False
         self._reader: threading.Thread | None = None
 
+    def stop(self) -> None:
+        """Take nothing more from the pipe; what was read ahead of it is given all the same."""
+        with self._lock:
+            self._stopped = True
+        self._room.release()
+
     def read(self) -> Records:
-        if self._reader is None:
+        if self._reader is None and not self._stopped:
             self._reader = threading.Thread(target=self._read_on, name=f"lines of {self.name}", daemon=True)
             self._reader.start()
-        while not self._unread and not self.over and self.size <= self.limit // 2:
-            try:
-                chunk = self._chunks.get_nowait()
-            except queue.Empty:
-                break
+        while self._chunks and not self._unread and not self.over and self.size <= self.limit // 2:
+            chunk = self._chunks.popleft()
+            self._room.release()
             if isinstance(chunk, OSError):
                 raise PenstockError(f"stream '{self.name}' cannot be read: {chunk}")
             self._took(chunk)
@@ -313,8 +322,13 @@ class PipeLines(Kept):
 
     @property
     def unsettled(self) -> bool:
-        """A line that has begun is none yet."""
-        return super().unsettled or not self._chunks.empty()
+        """A line that has begun is none yet, but for the last one: the end makes it whole."""
+        begun = bool(self._rest)
+        for chunk in self._chunks.copy():
+            if isinstance(chunk, OSError) or b"\n" in chunk or (begun and not chunk):
+                return True
+            begun = True
+        return super().unsettled
 
     def _took(self, chunk: bytes) -> None:
         if chunk:
@@ -328,13 +342,19 @@ class PipeLines(Kept):
             self.keep(first + known, lines[known:])
 
     def _read_on(self) -> None:
-        """In the thread: what there is, as soon as there is any; empty at the end."""
-        try:
-            while chunk := self._file.read(_CHUNK):
-                self._chunks.put(chunk)
-            self._chunks.put(b"")
-        except OSError as error:
-            self._chunks.put(error)
+        """In the thread: what there is, as soon as there is any, until the end or `stop`."""
+        chunk: bytes | OSError = b"begun"
+        while chunk and not isinstance(chunk, OSError):
+            self._room.acquire()
+            if self._stopped:
+                return
+            try:
+                chunk = self._file.read(_CHUNK) or b""
+            except OSError as error:
+                chunk = error
+            with self._lock:
+                if not self._stopped:
+                    self._chunks.append(chunk)
 
 
 class Datagrams(Kept):
