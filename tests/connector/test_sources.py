@@ -8,6 +8,7 @@ import os
 import socket
 import sqlite3
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -84,6 +85,21 @@ def test_files_of_a_directory_are_one_stream(tmp_path: Path) -> None:
 def test_a_pipe_run_again_sends_only_what_is_missing() -> None:
     assert [r.body for r in read_all(PipeLines(io.BytesIO(b"a\nb\nc\n"), name="p"))] == [b"a", b"b", b"c"]
     assert read_all(PipeLines(io.BytesIO(b"a\nb\nc\n"), name="p"), 2) == [Record(3, b"c")]
+
+
+def test_a_pipe_that_does_not_block_has_not_ended_when_it_has_nothing() -> None:
+    """As one is that another program has set so, which shares it."""
+    ours, theirs = os.pipe()
+    os.set_blocking(ours, False)
+    with io.FileIO(ours) as pipe, io.FileIO(theirs, "w") as writer:
+        lines = PipeLines(pipe, name="p")
+        lines.seek(None)
+        assert lines.read() == []
+        time.sleep(0.1)
+        assert lines.read() == []
+        writer.write(b"a\n")
+        writer.close()
+        assert [record.body for record in read_all(lines)] == [b"a"]
 
 
 def test_what_cannot_be_read_twice_is_kept_until_it_is_durable() -> None:

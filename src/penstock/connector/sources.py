@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -281,6 +282,9 @@ class Readable(Protocol):
         """What there is, up to so much; waits if there is nothing, and is empty at the end."""
 
 
+_PAUSE: Final = 0.05
+
+
 class PipeLines(Kept):
     """Lines of a file that cannot be read twice. Run again with the same lines, it sends only what the log lacks.
 
@@ -349,7 +353,9 @@ class PipeLines(Kept):
             if self._stopped:
                 return
             try:
-                chunk = self._file.read(_CHUNK) or b""
+                while (found := self._file.read(_CHUNK)) is None and not self._stopped:
+                    time.sleep(_PAUSE)  # whoever shares this pipe wants it not to block
+                chunk = found or b""
             except OSError as error:
                 chunk = error
             with self._lock:
