@@ -695,8 +695,11 @@ def test_a_plain_method_that_was_cancelled_ends_the_connector_too(tmp_path: Path
     rigged(tmp_path / "d", test)
 
 
-def test_a_source_that_always_has_something_lets_others_run_between_its_reads(tmp_path: Path) -> None:
+def test_a_source_that_always_has_something_lets_others_run_between_its_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Or there are no ACKs, and no end when it is told to stop, until credits or buffers are used up."""
+    monkeypatch.setattr("penstock.connector.conversation._TURN", 0.0)
     ran: list[int] = []
 
     class Busy(Numbers):
