@@ -147,6 +147,14 @@ def test_a_range_of_one_number_may_have_any_step(number: int) -> None:
     assert Columns(range(number, number + 1, 2**63), [b""])[0].id == number
 
 
+def test_a_write_is_no_longer_for_keys_than_for_bodies() -> None:
+    """As for records one by one: some frames of large keys make a write, and so do many that have only a head."""
+    keyed = Columns(range(100), [b""] * 100, keys=[bytes(60_000)] * 100)
+    assert [len(part) for part in keyed.parts(500_000)] == [8] * 12 + [4]
+    bare = Columns(range(100), [b""] * 100)
+    assert max(len(part.encoded(1)) for part in bare.parts(1000)) <= 1000
+
+
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_keys_and_bodies_may_be_views(kind: type[bytes]) -> None:
     keys, bodies = [b"k", b""], [b"body", b"12"]

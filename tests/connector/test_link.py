@@ -324,6 +324,34 @@ def test_a_refusal_ends_the_connector_only_once_every_address_refuses(tmp_path: 
     rigged(tmp_path / "d", test)
 
 
+@pytest.mark.parametrize("knows", ["the one that names it", "both"])
+def test_a_refusal_for_good_ends_a_connector_that_another_worker_sends_there(knows: str) -> None:
+    """It was asked for ever, in turn with the one that named it."""
+
+    async def test() -> None:
+        async with turned(fr.Error("Bad cookie")) as refuses:
+            host, _, port = refuses.rpartition(":")
+            async with turned(fr.Migrate(host, int(port))) as names:
+                with pytest.raises(WorkerRefusedError, match="Bad cookie"):
+                    await ended([names] if knows != "both" else [refuses, names])
+
+    asyncio.run(test())
+
+
+@asynccontextmanager
+async def turned(answer: fr.Frame) -> AsyncIterator[str]:
+    """The address of a worker that says this to HELLO, and closes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = Raw(reader, writer)
+        await peer.next()
+        await peer.send(answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
 def test_a_worker_that_is_away_may_take_what_another_refuses(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

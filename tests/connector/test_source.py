@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 import threading
 from array import array
@@ -281,12 +282,34 @@ def test_a_record_that_no_frame_can_carry_is_named_and_not_sent(
         ((300, b"", b"", 0.5), "message 300 has the time 0.5"),
         ((300, b"", b"", 0, 0), "record 299 of a `read` is (300, b'', b'', 0, 0), and not"),
         ((300, b""), "record 299 of a `read` is (300, b''), and not"),
+        ({"id": 1, "body": b"", "key": b"", "time": 0}, "record 299 of a `read` is {'id': 1, "),
     ],
 )
 def test_one_record_of_many_that_no_frame_can_carry_is_named(tmp_path: Path, odd: object, told: str) -> None:
     """Many are looked at together."""
     many: list[object] = [Record(number, b"") for number in range(1, 300)]
     assert refusal(tmp_path, [*many, odd], sent=range(1, 300)).startswith(f"stream 's': {told}")
+
+
+@pytest.mark.parametrize("count", [10, 300])
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        (lambda number: (number, b"", b"", None), "message 1 has the time None"),
+        (lambda number: (number, b"", b"", 0.0), r"message 1 has the time 0\.0"),
+        (lambda number: (number, b"", b"", ""), "message 1 has the time ''"),
+        (
+            lambda number: {"id": number, "body": b"", "key": b"", "time": 0},
+            "record 0 of a `read` is {'id': 1,",
+        ),
+    ],
+    ids=["None", "float", "text", "dict"],
+)
+def test_many_records_are_judged_as_few_are(
+    tmp_path: Path, count: int, record: Callable[[int], object], told: str
+) -> None:
+    """Also if all of them are wrong in the same way."""
+    assert re.match(f"stream 's': {told}", refusal(tmp_path, [record(n) for n in range(1, count + 1)]))
 
 
 def test_many_records_arrive_as_few_do(tmp_path: Path) -> None:
@@ -587,6 +610,16 @@ class WaitsInTask(Waits):
         return records
 
 
+class WaitsInDriver(WaitsInTask):
+    """Its driver has an error of its own for what is broken off."""
+
+    async def read(self) -> Records:  # type: ignore[override]
+        try:
+            return await super().read()
+        except asyncio.CancelledError:
+            raise ConnectionError("closed in the middle of a query") from None
+
+
 class WaitsInSeek(Waits):
     async def seek(self, point: int | None) -> None:  # type: ignore[override]
         super().seek(point)
@@ -594,7 +627,7 @@ class WaitsInSeek(Waits):
 
 
 @pytest.mark.parametrize("there", [True, False])
-@pytest.mark.parametrize("kind", [WaitsInThread, WaitsInTask, WaitsInSeek])
+@pytest.mark.parametrize("kind", [WaitsInThread, WaitsInTask, WaitsInDriver, WaitsInSeek])
 def test_a_stream_that_waits_holds_no_move_up_and_goes_on_where_it_was(
     tmp_path: Path, kind: type[Waits], there: bool
 ) -> None:
@@ -630,6 +663,54 @@ def test_a_stream_that_cancels_itself_ends_the_connector_and_is_not_left_unread(
         with pytest.raises(SourceFailedError, match="stream 's': it was cancelled, and not by us"):
             async with asyncio.timeout(20):
                 await connector([(await rig.worker()).me.address], [Gone("s", 5)]).serve()
+
+    rigged(tmp_path / "d", test)
+
+
+def test_an_ack_that_cancels_itself_ends_the_connector_and_nobody_is_left_unheard(tmp_path: Path) -> None:
+    class Gone(Numbers):
+        async def ack(self, point: int) -> None:
+            raise asyncio.CancelledError
+
+    async def test(rig: Rig) -> None:
+        with pytest.raises(SourceFailedError, match="stream 's': `ack` was cancelled, and not by us"):
+            async with asyncio.timeout(20):
+                await connector([(await rig.worker()).me.address], [Gone("s", 5)]).serve()
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_plain_method_that_was_cancelled_ends_the_connector_too(tmp_path: Path) -> None:
+    """As the result of a future does that was."""
+
+    class Gone(Numbers):
+        def read(self) -> Records:
+            raise asyncio.CancelledError
+
+    async def test(rig: Rig) -> None:
+        with pytest.raises(SourceFailedError, match="was cancelled, and not by us"):
+            async with asyncio.timeout(20):
+                await connector([(await rig.worker()).me.address], [Gone("s", 5)]).serve()
+
+    rigged(tmp_path / "d", test)
+
+
+def test_a_source_that_always_has_something_lets_others_run_between_its_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or there are no ACKs, and no end when it is told to stop, until credits or buffers are used up."""
+    monkeypatch.setattr("penstock.connector.conversation._TURN", 0.0)
+    ran: list[int] = []
+
+    class Busy(Numbers):
+        def read(self) -> Records:
+            asyncio.get_running_loop().call_soon(ran.append, self.next)
+            assert self.next == 1 or ran
+            return super().read()
+
+    async def test(rig: Rig) -> None:
+        await connector([(await rig.worker()).me.address], [Busy("s", 50, batch=10)]).serve()
+        assert ids_of(await rig.frames()) == {stream_id("s"): list(range(1, 51))}
 
     rigged(tmp_path / "d", test)
 

@@ -92,8 +92,9 @@ class Columns(Sequence[Record]):
         return int(self.ids[bad.argmax()]) if bad.any() else None
 
     def parts(self, size: int) -> Iterator[Columns]:
-        """The same in parts whose bodies have about so many bytes."""
-        behind, at = np.cumsum(self.sizes), 0
+        """The same in parts whose frames have about so many bytes."""
+        rest = self.sizes if self.keys is None else self.sizes + sizes_of(self.keys)
+        behind, at = np.cumsum(rest + HEAD.size), 0
         while at < len(self):
             before = int(behind[at - 1]) if at else 0
             end = max(at + 1, int(np.searchsorted(behind, before + size, "right")))

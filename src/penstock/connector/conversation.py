@@ -30,11 +30,16 @@ from penstock.connector.link import (
 )
 from penstock.connector.session import Connection
 from penstock.connector.session import Stream as State
-from penstock.connector.stream import Flow, Records, SourceFailedError
+from penstock.connector.stream import CannotSeekError, Flow, Records, SourceFailedError
 
 log = logging.getLogger(__name__)
 
 _IDLE = 0.05
+_TURN = 0.001
+"""Seconds after which a stream that always has something lets others run: ACKs come in, and `stop` is heard.
+
+Not after each `read`: one that gives a single record would cost a third more.
+"""
 _ACK_PATIENCE = 5.0
 """Seconds that a stream which has been read to its end waits for the ACK of its last record."""
 
@@ -61,6 +66,8 @@ class Conversation:
         self._migration_tries = migration_tries
         self.progressed = False
         """Something has been acknowledged."""
+        self.accepted = False
+        """The worker has taken a stream."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._outcome: asyncio.Future[Link | None]
         self._asking: set[asyncio.Task[None]] = set()
@@ -105,7 +112,11 @@ class Conversation:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not self._outcome.done():
+        if self._outcome.done():
+            return  # we are the ones that cancel it, or nobody asks any more
+        if task.cancelled():
+            self._outcome.set_exception(UsageError("a method of a stream was cancelled, and not by us"))
+        elif (error := task.exception()) is not None:
             self._outcome.set_exception(error)
 
     def _finish(self, link: Link | None) -> None:
@@ -151,6 +162,7 @@ class Conversation:
         return all(flow.ended for flow in self._flows.values())
 
     def _accepted(self, flow: Flow, point: int) -> None:
+        self.accepted = True
         self._durable[flow.id] = point
         self._start(self._pump(flow, None if point == NOTHING_SEEN else point))
 
@@ -164,12 +176,20 @@ class Conversation:
                 self._require_sent(flow, point)
                 flow.acked = self._durable[stream] = point
                 if inspect.isawaitable(acked := flow.stream.ack(point)):
-                    await acked
+                    await self._unless_cancelled(flow, acked)
             if flow.at_end and self._link.session.stream(stream) is State.CLOSED:
                 flow.ended = True
         if self._refused and not self._target:
             again, self._refused = self._refused, []
             self._start(self._notify(again))
+
+    async def _unless_cancelled(self, flow: Flow, acked: Awaitable[None]) -> None:
+        try:
+            await acked
+        except asyncio.CancelledError:
+            if not cast("asyncio.Task[None]", asyncio.current_task()).cancelling():
+                raise UsageError(f"stream '{flow.stream.name}': `ack` was cancelled, and not by us") from None
+            raise
 
     def _require_sent(self, flow: Flow, point: int) -> None:
         """More is durable of a stream that has ended than its last record: it will never be told that this is, too."""
@@ -184,6 +204,7 @@ class Conversation:
 
     async def _pump(self, flow: Flow, point: int | None) -> None:
         stream, link, last = flow.stream, self._link, -1
+        clock, turn = asyncio.get_running_loop().time, 0.0
         flow.at_end = False
         if not self._target:
             await self._asked(flow, lambda: stream.seek(point))
@@ -194,6 +215,9 @@ class Conversation:
                 break
             if records:
                 last = await self._give(flow, records, last)
+                if clock() - turn >= _TURN:
+                    await asyncio.sleep(0)
+                    turn = clock()
             else:
                 await asyncio.sleep(_IDLE)
         await self._all_durable(flow)
@@ -254,6 +278,16 @@ class Conversation:
                 raise UsageError(f"stream '{flow.stream.name}': it was cancelled, and not by us") from None
             if not self._target or task.uncancel():
                 raise  # the conversation is over
+            return None
+        except Exception as error:
+            # Drivers make errors of their own of our cancelling.
+            if (
+                isinstance(error, CannotSeekError)
+                or not (self._target and task.cancelling())
+                or task.uncancel()
+            ):
+                raise
+            log.info("stream '%s' was broken off to go elsewhere: %s", flow.stream.name, _reason(error))
             return None
         finally:
             self._asking.discard(task)

@@ -8,9 +8,12 @@ fails where its bytes are made; `fault` finds the record then.
 from __future__ import annotations
 
 import operator
+from array import array
 from collections.abc import Sequence
 from struct import error as StructError  # noqa: N812
 from typing import Final
+
+import numpy as np
 
 from penstock.connector.columns import Columns
 from penstock.connector.frames import NOTHING_SEEN, Unsendable
@@ -32,9 +35,9 @@ def together(records: Sequence[Fields]) -> Sequence[Fields]:
         ids = [number for number, _, _, _ in records]
         bodies = [each[1] for each in records]
         keys = [each[2] or b"" for each in records]
-        times = [each[3] for each in records]
-        return Columns(ids, bodies, keys=keys if any(keys) else None, times=times if any(times) else None)
-    except UNSENDABLE:
+        times = np.frombuffer(array("q", [each[3] for each in records]), np.int64)
+        return Columns(ids, bodies, keys=keys if any(keys) else None, times=times if times.any() else None)
+    except (*UNSENDABLE, LookupError):
         return records
 
 

@@ -157,6 +157,7 @@ class Connector:
         failures, self._heard = 0, asyncio.get_running_loop().time()
         link: Link | None = None
         told: set[str] = set()
+        refusal: PenstockError | None = None
         while not self._stop.is_set() and not self._done:
             address = link.address if link is not None else self._addresses.current
             try:
@@ -167,10 +168,13 @@ class Connector:
                 failures = 0
                 continue
             except MovedError as moved:
-                self._addresses.prefer(moved.address)
+                if self._addresses.redirected(address, moved.address) and refusal is not None:
+                    raise refusal from None
             except (LinkLostError, WorkerRefusedError) as error:
-                if self._addresses.failed(address, for_good=is_final(error)):
+                final = is_final(error)
+                if self._addresses.failed(address, for_good=final, missed=link is None and not final):
                     raise
+                refusal = error if final else None
                 if isinstance(error, (WorkerRefusedError, SenselessError)):
                     self._progressed = False  # it may say the same again, each time behind some ACKs
                 # Told once where nothing gets anywhere: who waits at a wrong address would not know why.
@@ -234,5 +238,7 @@ class Connector:
         finally:
             self.link = None
             self._progressed |= talk.progressed
+            if talk.accepted:
+                self._addresses.took(link.address)
             self._heard = asyncio.get_running_loop().time()
             await link.close()
