@@ -6,6 +6,7 @@ import asyncio
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -46,42 +47,23 @@ def test_an_instance_is_not_moved_to_its_own_worker_by_another_name(tmp_path: Pa
     rigged(tmp_path / "d", test)
 
 
-def test_an_instance_is_not_moved_to_a_worker_that_would_refuse_its_connectors(tmp_path: Path) -> None:
-    """A connector takes "Bad cookie" for final."""
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"cookie": b"another"}, "would take none of our connectors: Bad cookie"),
+        ({"instances": frozenset({"j"})}, "would take none of our connectors: unknown instance 'i'"),
+        ({"journals": "other"}, "into other journals than this one"),
+    ],
+)
+def test_an_instance_is_not_moved_to_a_worker_that_cannot_go_on_with_it(
+    tmp_path: Path, other: dict[str, Any], reason: str
+) -> None:
+    """A connector takes a bad cookie for final, and sends all again to whoever says that nothing was seen."""
 
     async def test(rig: Rig) -> None:
-        worker = await rig.worker()
-        stranger = await rig.worker("stranger", replace(SETTINGS, cookie=b"another"))
+        worker, stranger = await rig.worker(), await rig.worker("stranger", **other)
         peer = await rig.streaming(worker, 7)
-        with pytest.raises(UsageError, match="would take none of our connectors: Bad cookie"):
-            await worker.migrate("i", stranger.me.address)
-        await peer.send(fr.Message(7, 1))
-        await peer.acked(7, 1)
-
-    rigged(tmp_path / "d", test)
-
-
-def test_an_instance_is_not_moved_to_a_worker_that_takes_other_instances_alone(tmp_path: Path) -> None:
-    """Its connectors would be refused there, and sent there again."""
-
-    async def test(rig: Rig) -> None:
-        worker, picky = await rig.worker(), await rig.worker("picky", instances=frozenset({"j"}))
-        peer = await rig.streaming(worker, 7)
-        with pytest.raises(UsageError, match="none of our connectors: unknown instance 'i'"):
-            await worker.migrate("i", picky.me.address)
-        await peer.send(fr.Message(7, 1))
-        await peer.acked(7, 1)
-
-    rigged(tmp_path / "d", test)
-
-
-def test_an_instance_is_not_moved_to_a_worker_whose_journals_are_others(tmp_path: Path) -> None:
-    """It would be told there that nothing was seen, and send everything again."""
-
-    async def test(rig: Rig) -> None:
-        worker, stranger = await rig.worker(), await rig.worker("stranger", journals="other")
-        peer = await rig.streaming(worker, 7)
-        with pytest.raises(UsageError, match="into other journals than this one"):
+        with pytest.raises(UsageError, match=reason):
             await worker.migrate("i", stranger.me.address)
         await peer.send(fr.Message(7, 1))
         await peer.acked(7, 1)

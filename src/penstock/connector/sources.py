@@ -9,32 +9,32 @@ Posts(host, port)            each POST a message, answered with 200 when it is d
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 from io import FileIO
-from itertools import islice
 from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
 
-from penstock.base.errors import PenstockError, UsageError
+from penstock.base.errors import PenstockError
 from penstock.connector.columns import Columns, sizes_of
 from penstock.connector.frames import MAX_FRAME
+from penstock.connector.kept import Kept
+from penstock.connector.ports import Datagrams, Posts
 from penstock.connector.source import CannotSeekError, Records, Stream
+
+__all__ = ["Datagrams", "DirectoryLines", "Kept", "Lines", "PipeLines", "Posts", "Readable"]
 
 _CHUNK: Final = 256 << 10
 _CHUNKS: Final = 4
 """Chunks of a pipe that are read ahead."""
+_PAUSE: Final = 0.05
+"""Seconds until a pipe that does not block is read again."""
 _FILE_SHIFT: Final = 40
-_POST_LIMIT: Final = 16 << 20
-_OVERHEAD: Final = 64
-"""What a body that is kept takes of memory besides its bytes, about."""
 _NOTHING_NOW: Final = Columns((), ())
 
 
@@ -199,79 +199,6 @@ class DirectoryLines(Stream):
         return files
 
 
-class Kept(Stream):
-    """For what cannot be read twice: bodies are numbered as they come, and kept until they are durable."""
-
-    def __init__(self, name: str, limit: int = 64 << 20) -> None:
-        self.name = name
-        self.limit = limit
-        self.kept: deque[bytes] = deque()
-        """The last of them has the number before `_next`."""
-        self.size = 0
-        self._unread = 0
-        """How many of those kept have to be given (again)."""
-        self._durable = 0
-        self._next: int | None = None
-        self.over = False
-        """Nothing more comes."""
-
-    def put(self, body: bytes) -> int | None:
-        """Take a message; its id, or None if there is no room, or no worker has told yet where to go on."""
-        if self._next is None or self.size + len(body) + _OVERHEAD > self.limit:
-            return None
-        self.keep(self._next, [body])
-        return self._next - 1
-
-    @property
-    def unsettled(self) -> bool:
-        """Whether something has come that is not durable."""
-        return bool(self.kept)
-
-    def keep(self, first: int, bodies: Sequence[bytes]) -> None:
-        """Take messages with the ids from `first` on, whether there is room or not."""
-        self.kept.extend(bodies)
-        self.size += _weight(bodies)
-        self._next = first + len(bodies)
-        self._unread += len(bodies)
-
-    def seek(self, point: int | None) -> None:
-        known = point or 0
-        if known < self._durable:
-            raise CannotSeekError(
-                f"stream '{self.name}' keeps what is not durable, from {self._durable + 1} on, and was asked for "
-                f"{known + 1}"
-            )
-        if self._next is not None and known >= self._next:
-            raise CannotSeekError(
-                f"the log has stream '{self.name}' up to message {known}, and this sender gave none behind "
-                f"{self._next - 1}: another sends it, too",
-                hint="give each sender a stream of another name",
-            )
-        self.ack(known)
-        self._next = max(self._next or 0, known + 1)
-        self._unread = len(self.kept)
-
-    def read(self) -> Records:
-        if not self._unread or self._next is None:
-            return None if self.over else []
-        bodies = list(islice(self.kept, len(self.kept) - self._unread, None))
-        self._unread = 0
-        return Columns(range(self._next - len(bodies), self._next), bodies)
-
-    def ack(self, point: int) -> None:
-        if self._next is not None:
-            first = self._next - len(self.kept)
-            gone = [self.kept.popleft() for _ in range(first, min(point + 1, self._next))]
-            self.size -= _weight(gone)
-        self._durable = max(self._durable, point)
-        self._unread = min(self._unread, len(self.kept))
-
-
-def _weight(bodies: Sequence[bytes]) -> int:
-    """What they take of memory, about."""
-    return sum(map(len, bodies)) + _OVERHEAD * len(bodies)
-
-
 class Readable(Protocol):
     """What a pipe is read from: a file without a buffer of its own, such as `sys.stdin.buffer.raw`.
 
@@ -279,10 +206,7 @@ class Readable(Protocol):
     """
 
     def read(self, size: int, /) -> bytes | None:
-        """What there is, up to so much; waits if there is nothing, and is empty at the end."""
-
-
-_PAUSE: Final = 0.05
+        """What there is, up to so much; empty at the end. None if there is nothing now and it does not wait."""
 
 
 class PipeLines(Kept):
@@ -361,135 +285,3 @@ class PipeLines(Kept):
             with self._lock:
                 if not self._stopped:
                     self._chunks.append(chunk)
-
-
-class Datagrams(Kept):
-    """Datagrams of a UDP port."""
-
-    def __init__(self, host: str, port: int, *, name: str) -> None:
-        super().__init__(name)
-        self._address = (host, port)
-        self._transport: asyncio.DatagramTransport | None = None
-        self.lost = 0
-        """Datagrams for which there was no room."""
-
-    async def open(self) -> int:
-        """Listen; the port."""
-        stream = self
-
-        class Receiver(asyncio.DatagramProtocol):
-            def datagram_received(self, data: bytes, addr: object) -> None:
-                if stream.put(data) is None:
-                    stream.lost += 1
-
-        loop = asyncio.get_running_loop()
-        try:
-            self._transport, _ = await loop.create_datagram_endpoint(Receiver, local_addr=self._address)
-        except OSError as error:
-            raise UsageError(
-                f"cannot listen on UDP {self._address[0]}:{self._address[1]}: {error.strerror}"
-            ) from None
-        return int(self._transport.get_extra_info("sockname")[1])
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-
-class _NoRoomError(Exception):
-    """More is on its way than may be kept."""
-
-
-class Posts(Kept):
-    """Bodies of HTTP posts. 200 means durable; 503: no room, or no worker."""
-
-    def __init__(self, host: str, port: int, *, name: str, patience: float = 30.0) -> None:
-        super().__init__(name)
-        self._address = (host, port)
-        self._patience = patience
-        self._server: asyncio.Server | None = None
-        self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._coming = 0
-        """Bytes of bodies that are not whole yet."""
-
-    async def open(self) -> int:
-        """Listen; the port."""
-        try:
-            self._server = await asyncio.start_server(self._connected, *self._address, limit=64 << 10)
-        except OSError as error:
-            raise UsageError(
-                f"cannot listen on {self._address[0]}:{self._address[1]}: {error.strerror}"
-            ) from None
-        return int(self._server.sockets[0].getsockname()[1])
-
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-
-    def ack(self, point: int) -> None:
-        super().ack(point)
-        for number in [number for number in self._waiting if number <= point]:
-            waiting = self._waiting.pop(number)
-            if not waiting.done():
-                waiting.set_result(None)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(self._patience):
-                length = _length_of((await reader.readuntil(b"\r\n\r\n")).decode("latin-1"))
-                body = await self._body(reader, length)
-                code = await self._posted(body) if length else "400 Bad Request"
-        except (TimeoutError, _NoRoomError):
-            code = "503 Service Unavailable"
-        except asyncio.CancelledError:  # by the end of all: who hears nothing posts again
-            writer.close()
-            return
-        except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            code = "400 Bad Request"
-        try:
-            writer.write(f"HTTP/1.1 {code}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
-            await writer.drain()
-        except OSError:
-            return
-        finally:
-            writer.close()
-
-    async def _body(self, reader: asyncio.StreamReader, length: int) -> bytes:
-        """So many bytes. What has come of them counts as what is kept does, however many senders there are."""
-        pieces: list[bytes] = []
-        size = 0
-        try:
-            while size < length:
-                piece = await reader.read(min(length - size, _CHUNK))
-                if not piece:
-                    raise asyncio.IncompleteReadError(b"", length)
-                if self.size + self._coming + len(piece) > self.limit:
-                    raise _NoRoomError
-                pieces.append(piece)
-                size += len(piece)
-                self._coming += len(piece)
-        finally:
-            self._coming -= size
-        return b"".join(pieces)
-
-    async def _posted(self, body: bytes) -> str:
-        number = self.put(body)
-        if number is None:
-            return "503 Service Unavailable"
-        durable = self._waiting[number] = asyncio.get_running_loop().create_future()
-        await durable
-        return "200 OK"
-
-
-def _length_of(head: str) -> int:
-    """How long the body of a POST is; 0 for whatever has none that can be taken: it must be told once, as it is."""
-    request, *lines = head.split("\r\n")
-    fields = [
-        (name.strip().lower(), value.strip()) for name, _, value in (line.partition(":") for line in lines)
-    ]
-    told = [value for name, value in fields if name == "content-length"]
-    plain = (
-        len(told) == 1 and told[0].isdecimal() and not any(name == "transfer-encoding" for name, _ in fields)
-    )
-    length = int(told[0]) if plain and request.upper().startswith("POST ") else 0
-    return length if length <= _POST_LIMIT else 0

@@ -21,8 +21,6 @@ from penstock.connector import directory
 from penstock.connector.frames import NOTHING_SEEN
 from penstock.connector.settings import split
 from penstock.connector.threaded import Journals
-from penstock.journal.client import JournalError
-from penstock.journal.protocol import Status
 
 if TYPE_CHECKING:
     from penstock.connector.worker import Worker
@@ -197,12 +195,7 @@ async def survey(client: Journals, prefix: str | None = None) -> Sequence[Worker
 
 
 async def _listed(client: Journals, prefix: str) -> list[WorkerStatus]:
-    try:
-        known = await directory.workers(client, prefix)
-    except JournalError as error:
-        if error.status == Status.JOURNAL_NOT_FOUND:
-            return []
-        raise
+    known = await directory.workers(client, prefix)
     asked = await asyncio.gather(*(_asked(entry) for entry in known))
     return [msgspec.structs.replace(one, journals=prefix) for one in asked]
 

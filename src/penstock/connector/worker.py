@@ -30,6 +30,7 @@ from penstock.connector.partitions import open_instance
 from penstock.connector.registry import Decision, Owner, decision, owner_of
 from penstock.connector.serving import Peer
 from penstock.connector.settings import JOURNALS, NotHereError, WorkerSettings, WorkerTls, dialled, split
+from penstock.connector.targets import introduced, introduction, require_target
 from penstock.connector.threaded import Journals
 from penstock.journal.client import AsyncClient, BrokerGoneError, JournalError, TimedOutError, backoff
 from penstock.journal.protocol import Status
@@ -41,8 +42,6 @@ log = logging.getLogger(__name__)
 _POLL = 0.1
 _AT_ONCE = 32
 """Workers that are asked together."""
-_MOMENT = 2.0
-"""Seconds for the worker to which an instance is to be moved: who asks for that does not wait for ever."""
 _SOON = 6.0
 """Seconds for one that is told to stop to find another that lives."""
 _NOBODY = "-probe"
@@ -259,14 +258,13 @@ class Worker:
         if token is None:
             return None
         if self._stopping:
-            return Error(
-                directory.STOPPING
-            )  # what is no instance any more may still be on its way to the log
+            # What is no instance any more may still be on its way to the log.
+            return Error(directory.STOPPING)
         if token == directory.PROBE:
             fault = self.settings.instance_fault(hello.instance) if hello.instance != _NOBODY else None
             if refusal or fault:
                 return Error(refusal or fault or "")
-            return self._self
+            return introduction(self.me, self.place)
         if token != directory.PROBE + self.me.nonce:
             return Error(directory.ANOTHER)
         if refusal is not None and hello.instance == _NOBODY:
@@ -413,50 +411,15 @@ class Worker:
         return name
 
     async def _require_another(self, address: str, instance: str) -> None:
-        """Refuse to move anything to ourselves, by whatever name, to one that would refuse our connectors, or to one
-        that puts what they send into other journals, where it would come twice.
-
-        Nobody need answer: a connector comes back from there.
-        """
-        answer = await self._introduced(address, instance) if address != self.me.address else self._self
-        if isinstance(answer, Error) and answer.reason.startswith(directory.DISTRUST):
-            raise UsageError(
-                f"the worker at {address} would take none of our connectors: {answer.reason}",
-                hint="workers among which instances move have the same cookie, version, TLS and --instance",
-            )
-        if not isinstance(answer, Ok):
-            return
-        nonce, place = directory.told(answer, directory.SELF), directory.told(answer, directory.PLACE)
-        if nonce == self.me.nonce:
-            raise UsageError(f"{address} is this worker itself", hint="name another one")
-        if nonce and self.place and not place:
-            raise PenstockError(
-                f"the worker at {address} has not reached its broker yet", hint="try again when it has"
-            )
-        if nonce and self.place and place != self.place:
-            raise UsageError(
-                f"the worker at {address} puts what it is sent into other journals than this one: what ours have "
-                "would come again there",
-                hint="workers among which instances move have the same broker, or cluster, and --journals",
-            )
-
-    @property
-    def _self(self) -> Ok:
-        """How we introduce ourselves to workers that ask; without a place, as long as we are in no directory."""
-        place = {directory.PLACE + self.place} if self.place else set()
-        return Ok(0, frozenset({directory.SELF + self.me.nonce, *place}))
-
-    async def _introduced(self, address: str, instance: str) -> Frame | None:
-        """Who a worker says that it is; one that has just started may not have entered its directory yet."""
-        hello = Hello(self.settings.version, self.settings.cookie, "penstock", instance)
-        trusts = self._tls.trusts if self._tls is not None else None
-        end = asyncio.get_running_loop().time() + _MOMENT
-        while True:
-            answer = await directory.answer_of(Owner("", address, ""), hello, trusts, _MOMENT)
-            starting = isinstance(answer, Ok) and not directory.told(answer, directory.PLACE)
-            if not starting or not self.place or asyncio.get_running_loop().time() > end:
-                return answer
-            await asyncio.sleep(_POLL)
+        """Refuse a move to where it cannot go (`targets`). Nobody need answer: a connector comes back from there."""
+        mine = introduction(self.me, self.place)
+        if address == self.me.address:
+            answer: Frame | None = mine
+        else:
+            hello = Hello(self.settings.version, self.settings.cookie, "penstock", instance)
+            trusts = self._tls.trusts if self._tls is not None else None
+            answer = await introduced(address, hello, trusts, entered=bool(self.place))
+        require_target(address, answer, mine)
 
     async def _move(self, instance: Instance, address: str) -> None:
         await instance.move(address, self.settings.migration_timeout)
